@@ -1,0 +1,33 @@
+# `make demo` and `make test` set up everything they need in .venv.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/ready
+
+.PHONY: help demo test check docs clean
+
+help:  ## what can be made
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
+
+demo: $(READY)  ## the methods side by side on a small problem: a table and a picture
+	$(BIN)/cwy demo
+
+test: $(READY)  ## every test that this machine can run
+	$(BIN)/pytest -n 2
+
+check: $(READY)  ## lint, types, import contract, docs
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyrefly check
+	$(BIN)/lint-imports
+	$(MAKE) docs
+
+docs: $(READY)  ## the documentation, into site/
+	$(BIN)/mkdocs build --strict --quiet
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+clean:  ## remove what was made
+	rm -rf .venv site demo .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,51 @@
+"""Neural networks with orthogonal, unitary and Stiefel weights, as cheap to train as free ones.
+
+Names load when they are first used, so that ``cwy --help`` need not wait for torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from ._version import __version__
+
+if TYPE_CHECKING:
+    from . import init, ops, parametrizations, testing
+    from .api import bake, orthogonal
+    from .registry import METHODS
+    from .testing import orthogonality_error
+
+_HOME = {
+    "METHODS": "parametrizations",
+    "bake": "api",
+    "init": "",
+    "ops": "",
+    "orthogonal": "api",
+    "orthogonality_error": "testing",
+    "parametrizations": "",
+    "testing": "",
+}
+
+__all__ = [
+    "METHODS",
+    "__version__",
+    "bake",
+    "init",
+    "ops",
+    "orthogonal",
+    "orthogonality_error",
+    "parametrizations",
+    "testing",
+]
+
+
+def __getattr__(name: str):
+    if name not in _HOME:
+        raise AttributeError(f"module 'cwy' has no attribute {name!r}")
+    home = _HOME[name]
+    value = getattr(import_module(f".{home}", __name__), name) if home else import_module(f".{name}", __name__)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,172 @@
+"""The front door: constrain a layer, and bake the result."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.utils import parametrize
+
+from . import init as inits
+from .parametrizations import OrthogonalMap
+from .registry import METHODS
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def orthogonal(
+    module: M,
+    name: str = "weight",
+    method: str = "cwy",
+    *,
+    reflections: int | None = None,
+    init: str | Tensor | None = None,
+    **options,
+) -> M:
+    r"""Keeps a weight of a module orthogonal while it is trained.
+
+    A square weight becomes orthogonal (complex: unitary), a tall one gets orthonormal columns, a wide one orthonormal
+    rows. The last two dimensions are the matrix, those before a batch of them; a convolution kernel
+    is flattened from dimension 1.
+
+    Args:
+        module: any module with a matrix parameter: Linear, Conv1d/2d/3d, RNN cells, your own.
+        name: the parameter's name.
+        method: a name in :data:`cwy.METHODS`. "cwy" on a weight that is not square is T-CWY.
+        reflections: L of the methods by reflections; all by default.
+        init: "random", "haar", "identity", "henaff", "helfrich", or the matrix itself. By default a weight that is
+            orthogonal and reachable already is kept, and any other replaced by "random".
+        options: what else the method takes.
+
+    Returns:
+        The module, its weight now computed from free parameters that any optimiser may train.
+        ``module.weight = Q`` assigns an orthogonal matrix.
+
+    Example:
+        >>> layer = orthogonal(torch.nn.Linear(8, 8))
+        >>> orthogonality_error(layer.weight) < 1e-5
+        True
+    """
+    weight = _weight(module, name)
+    flat = weight.flatten(1) if isinstance(module, _ConvNd) else weight
+    rows, columns = flat.shape[-2:]
+    if method == "cwy" and rows != columns:
+        method = "tcwy"
+    chosen = METHODS[method]
+    if chosen.kind == "square" and rows != columns:
+        raise ValueError(
+            f"orthogonal: method {method!r} serves square weights, but {name} is {rows} x {columns}. Use method='tcwy'."
+        )
+    if chosen.kind == "tall" and rows == columns:
+        raise ValueError(
+            f"orthogonal: method {method!r} serves weights that are not square, but {name} is {rows} x {columns}. Use method='cwy'."
+        )
+    if weight.is_complex() and not chosen.complex:
+        raise ValueError(f"orthogonal: method {method!r} serves real weights, but {name} is {weight.dtype}. Use method='cwy'.")
+
+    if reflections is not None:
+        options["reflections"] = reflections
+    _check_options(method, options)
+    n, m = max(rows, columns), min(rows, columns)
+    like = {"batch": flat.shape[:-2], "dtype": weight.dtype, "device": weight.device}
+    chart = chosen.build(n, m, **like, **options)
+    chart.wide = rows < columns
+    chart.kernel = weight.shape if flat.dim() != weight.dim() else None
+
+    with torch.no_grad(), chart.starting_at(_initial(chart, weight, init, reflections, like)):
+        parametrize.register_parametrization(module, name, chart)
+    return module
+
+
+def bake(module: M) -> M:
+    """Replaces every parametrization of :func:`orthogonal` in a module by its final weight, an ordinary parameter.
+
+    Args:
+        module: a module and all within it, changed in place. Copies of it stay as they are.
+
+    Returns:
+        The module. Its parameters are new: an optimiser made before holds the old ones.
+
+    Example:
+        >>> model = torch.nn.Sequential(orthogonal(torch.nn.Linear(4, 4)))
+        >>> list(bake(model).state_dict())
+        ['0.weight', '0.bias']
+    """
+    for layer in module.modules():
+        if parametrize.is_parametrized(layer):
+            ours = [name for name, chain in layer.parametrizations.items() if any(isinstance(p, OrthogonalMap) for p in chain)]
+            _own_class(layer)
+            for name in ours:
+                parametrize.remove_parametrizations(layer, name)
+    return module
+
+
+def _own_class(layer: nn.Module) -> None:
+    """Gives a layer a class of its own.
+
+    ``parametrize`` swaps in a class that holds the weight's property; deepcopy shares it, so that removing the
+    property from one copy would break the other.
+    """
+    shared = type(layer)
+    layer.__class__ = type(shared.__name__, shared.__bases__, dict(shared.__dict__))
+
+
+def _weight(module: nn.Module, name: str) -> Tensor:
+    """The parameter to constrain, or an error that says what is wrong with it."""
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"orthogonal: expected a torch.nn.Module, got {type(module).__name__}.")
+    if parametrize.is_parametrized(module, name):
+        raise ValueError(
+            f"orthogonal: {type(module).__name__}.{name} is parametrized already. "
+            "Remove that first with torch.nn.utils.parametrize.remove_parametrizations, or cwy.bake."
+        )
+    weight = dict(module.named_parameters(recurse=False)).get(name)
+    if weight is None:
+        names = [n for n, p in module.named_parameters(recurse=False) if p.dim() > 1]
+        hint = f"It has {', '.join(names)}." if names else "It has no matrix parameter of its own; pass the layer that has."
+        raise ValueError(f"orthogonal: {type(module).__name__} has no parameter {name!r}. {hint}")
+    if weight.dim() < 2 or weight.numel() == 0:
+        raise ValueError(f"orthogonal: {name} must be a matrix (*, rows, columns), got shape {tuple(weight.shape)}.")
+    if not (weight.is_floating_point() or weight.is_complex()) or weight.dtype == torch.complex32:
+        raise TypeError(
+            f"orthogonal: {name} must be floating-point, complex64 or complex128, got {weight.dtype}. Convert the module, e.g. with .float()."
+        )
+    return weight
+
+
+def _check_options(method: str, options: dict) -> None:
+    takes = {p.name for p in _parameters(METHODS[method].build) if p.kind is p.KEYWORD_ONLY}
+    for key in options:
+        if key not in takes:
+            near = difflib.get_close_matches(key, takes, n=1)
+            hint = f"Did you mean {near[0]!r}?" if near else f"It takes {', '.join(sorted(takes)) or 'no options'}."
+            raise TypeError(f"orthogonal: method {method!r} has no option {key!r}. {hint}")
+
+
+def _parameters(build: Callable) -> list[inspect.Parameter]:
+    return list(inspect.signature(build).parameters.values())
+
+
+def _initial(chart: OrthogonalMap, weight: Tensor, init: str | Tensor | None, reflections: int | None, like: dict):
+    """The free parameters to start from."""
+    if isinstance(init, Tensor):
+        return chart.right_inverse(init.to(dtype=weight.dtype, device=weight.device))
+    if init is None:
+        if not weight.is_meta:
+            try:
+                return chart.right_inverse(weight.detach())
+            except ValueError:
+                pass
+        return chart.sample()
+    if init == "random":
+        return chart.sample()
+    if init not in inits.MATRICES:
+        near = difflib.get_close_matches(str(init), [*inits.MATRICES, "random"], n=2)
+        hint = f"Did you mean {' or '.join(map(repr, near))}? " if near else ""
+        raise ValueError(f"orthogonal: unknown init {init!r}. {hint}Known: random, {', '.join(inits.MATRICES)}, or a matrix.")
+    return chart.free(inits.MATRICES[init](chart.n, chart.m, reflections=reflections, **like))

@@ -1,0 +1,5 @@
+"""Pure tensor functions, no state. Every one takes leading batch dimensions, real or complex."""
+
+from .wy import WY, cwy_matrix, cwy_multiply, householder_vectors, tcwy_matrix, wy_factors
+
+__all__ = ["WY", "cwy_matrix", "cwy_multiply", "householder_vectors", "tcwy_matrix", "wy_factors"]

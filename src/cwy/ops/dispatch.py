@@ -1,0 +1,62 @@
+"""Which implementation serves an op: the only file that knows backends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+
+import torch
+from torch import Tensor
+from torch.autograd.forward_ad import unpack_dual
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One implementation of an op: what it is for, and why it can't serve these tensors (None: it can)."""
+
+    name: str
+    module: ModuleType
+    about: str
+    why_not: Callable[..., str | None] = lambda *tensors: None
+
+
+_BACKENDS: dict[str, list[Backend]] = {}
+
+
+def provide(op: str, *backends: Backend) -> None:
+    """Registers the backends of an op, in the order in which "auto" tries them."""
+    _BACKENDS[op] = list(backends)
+
+
+def backends(op: str | None = None) -> dict[str, list[Backend]]:
+    """The backends of every op, or of one."""
+    return dict(_BACKENDS) if op is None else {op: _BACKENDS[op]}
+
+
+def why_only_aten(*tensors: Tensor) -> str | None:
+    """Why an op with a hand-written backward can't serve here, or None if it can."""
+    if torch.compiler.is_compiling():
+        return "a compiler or exporter is tracing, which takes ATen ops"
+    if torch._C._are_functorch_transforms_active():
+        return "a torch.func transform is active, which differentiates ATen ops"
+    if any(unpack_dual(t).tangent is not None for t in tensors):
+        return "an argument carries a forward-mode tangent"
+    return None
+
+
+def choose(op: str, backend: str, *tensors: Tensor) -> ModuleType:
+    """The module that serves ``op`` for these tensors; a backend named by the caller serves or raises."""
+    candidates = _BACKENDS[op]
+    if backend == "auto":
+        for candidate in candidates:
+            if candidate.why_not(*tensors) is None:
+                return candidate.module
+    for candidate in candidates:
+        if candidate.name == backend:
+            reason = candidate.why_not(*tensors)
+            if reason is None:
+                return candidate.module
+            raise ValueError(f'cannot use backend "{backend}" for {op}: {reason}. Leave backend="auto", or see `cwy info`.')
+    names = ", ".join(f'"{c.name}"' for c in candidates)
+    raise ValueError(f'{op} has no backend "{backend}": choose "auto" or one of {names}.')

@@ -1,0 +1,182 @@
+r"""The op with its backward written by hand: fewer products than the tape, and none of its memory.
+
+Notation of the derivation in README.md: $W = UT$, $Y = UT^H$, $Z$ the gradient of the output, $D$ the strict
+upper triangle of the gradient of S. Each function also returns its factors u and t: the backward reads them,
+so a second derivative reaches v through their gradients.
+"""
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from ..precision import in_full_precision
+from .composite import normalise, s_matrix
+
+# Sizes up to this are one triangular solve; above, the recursion's products are faster (measured).
+_BLOCK = {"cpu": 64}
+
+
+def _inverse(s: Tensor) -> Tensor:
+    r"""Upper-triangular inverse by halves: $T_{12} = -T_{11} S_{12} T_{22}$."""
+    t = torch.zeros_like(s)
+    _invert_into(t, s, _BLOCK.get(s.device.type, 512))
+    return t
+
+
+def _invert_into(t: Tensor, s: Tensor, block: int) -> None:
+    size = s.shape[-1]
+    if size <= block:
+        eye = torch.eye(size, dtype=s.dtype, device=s.device).expand_as(s)
+        t.copy_(torch.linalg.solve_triangular(s, eye, upper=True))
+        return
+    k = size // 2
+    _invert_into(t[..., :k, :k], s[..., :k, :k], block)
+    _invert_into(t[..., k:, k:], s[..., k:, k:], block)
+    t[..., :k, k:] = -(t[..., :k, :k] @ (s[..., :k, k:] @ t[..., k:, k:]))
+
+
+def _factors(v: Tensor) -> tuple[Tensor, Tensor]:
+    u, _ = normalise(v)
+    return u, _inverse(s_matrix(u))
+
+
+def _eye_minus_(product: Tensor) -> Tensor:
+    product.neg_().diagonal(dim1=-2, dim2=-1).add_(1)
+    return product
+
+
+def _pull_back(v: Tensor, u: Tensor, t: Tensor, du: Tensor | None, d: Tensor | None, gu: Tensor | None, gt: Tensor | None):
+    """The gradient of v from those of u (``du``, ``gu``), of S (``d``) and of t (``gt``)."""
+    if gt is not None:
+        ds = -(t.mH @ gt @ t.mH).triu(1)
+        d = ds if d is None else d + ds
+    if gu is not None:
+        du = gu if du is None else du + gu
+    if d is not None:
+        ud = u @ (d + d.mH)
+        du = ud if du is None else du + ud
+    if du is None:
+        return None
+    along = (u.conj() * du).sum(-2, keepdim=True)
+    return (du - u * (along.real if along.is_complex() else along)) * normalise(v)[1]
+
+
+class _Factors(Function):
+    @staticmethod
+    @in_full_precision
+    def forward(ctx, v):
+        u, t = _factors(v)
+        ctx.save_for_backward(v, u, t)
+        ctx.set_materialize_grads(False)
+        return u, t
+
+    @staticmethod
+    def backward(ctx, gu, gt):
+        v, u, t = ctx.saved_tensors
+        return in_full_precision(_pull_back)(v, u, t, None, None, gu, gt)
+
+
+class _Matrix(Function):
+    @staticmethod
+    @in_full_precision
+    def forward(ctx, v):
+        u, t = _factors(v)
+        q = _eye_minus_((u @ t) @ u.mH)
+        ctx.save_for_backward(v, u, t, q)
+        ctx.set_materialize_grads(False)
+        return q, u, t
+
+    @staticmethod
+    def backward(ctx, z, gu, gt):
+        return _matrix_backward(*ctx.saved_tensors, z, gu, gt)
+
+
+@in_full_precision
+def _matrix_backward(v, u, t, q, z, gu, gt):
+    if z is None:
+        return _pull_back(v, u, t, None, None, gu, gt)
+    y = u @ t.mH
+    if u.shape[-1] < u.shape[-2]:
+        w = u @ t
+        a = z @ y
+        return _pull_back(v, u, t, -a - z.mH @ w, (w.mH @ a).triu(1), gu, gt)
+    # L >= N: only the tangent part of z matters, and one product with Q finds it.
+    omega = q.mH @ z
+    x = ((omega - omega.mH) / 2) @ y
+    k = y.mH @ x
+    du = u @ (2 * k.tril(-1) + torch.diag_embed(k.diagonal(dim1=-2, dim2=-1))) - 2 * x
+    return _pull_back(v, u, t, du, None, gu, gt)
+
+
+class _Truncated(Function):
+    @staticmethod
+    @in_full_precision
+    def forward(ctx, v):
+        u, t = _factors(v)
+        m = u.shape[-1]
+        omega = _eye_minus_(u @ (t @ u[..., :m, :].mH))
+        ctx.save_for_backward(v, u, t)
+        ctx.set_materialize_grads(False)
+        return omega, u, t
+
+    @staticmethod
+    def backward(ctx, z, gu, gt):
+        return _truncated_backward(*ctx.saved_tensors, z, gu, gt)
+
+
+@in_full_precision
+def _truncated_backward(v, u, t, z, gu, gt):
+    if z is None:
+        return _pull_back(v, u, t, None, None, gu, gt)
+    m = u.shape[-1]
+    c = u.mH @ z
+    y1 = u[..., :m, :] @ t.mH
+    top = torch.nn.functional.pad(c.mH @ t, (0, 0, 0, u.shape[-2] - m))
+    return _pull_back(v, u, t, -(z @ y1) - top, (t.mH @ c @ y1).triu(1), gu, gt)
+
+
+class _Multiply(Function):
+    @staticmethod
+    @in_full_precision
+    def forward(ctx, v, x, adjoint):
+        u, t = _factors(v)
+        c = (x @ u.conj()) @ (t.conj() if adjoint else t.mT)
+        ctx.save_for_backward(v, u, t, x)
+        ctx.set_materialize_grads(False)
+        ctx.adjoint = adjoint
+        return x - c @ u.mT, u, t
+
+    @staticmethod
+    def backward(ctx, gy, gu, gt):
+        return *_multiply_backward(*ctx.saved_tensors, gy, gu, gt, ctx.adjoint, ctx.needs_input_grad), None
+
+
+@in_full_precision
+def _multiply_backward(v, u, t, x, gy, gu, gt, adjoint, needs):
+    if gy is None:
+        return _pull_back(v, u, t, None, None, gu, gt), None
+    forward, back = (t.conj(), t.mT) if adjoint else (t.mT, t.conj())
+    g = -(gy @ u.conj()) @ back
+    dx = gy + g @ u.mT if needs[1] else None
+    if not needs[0]:
+        return None, dx
+    c = (x @ u.conj()) @ forward
+    d = -(c.mT @ g.conj() if adjoint else g.mT @ c.conj()).triu(1)
+    du = x.mT @ g.conj() - gy.mT @ c.conj()
+    return _pull_back(v, u, t, du, d, gu, gt), dx
+
+
+def wy_factors(v: Tensor) -> tuple[Tensor, Tensor]:
+    return _Factors.apply(v)
+
+
+def cwy_matrix(v: Tensor) -> Tensor:
+    return _Matrix.apply(v)[0]
+
+
+def tcwy_matrix(v: Tensor) -> Tensor:
+    return _Truncated.apply(v)[0]
+
+
+def cwy_multiply(v: Tensor, x: Tensor, adjoint: bool) -> Tensor:
+    return _Multiply.apply(v, x, adjoint)[0]

@@ -1,0 +1,71 @@
+"""The op in ATen operations alone: what compilers, forward-mode AD, ``vmap`` and double backward see."""
+
+import torch
+from torch import Tensor
+
+from ..precision import in_full_precision, matmul, triangular_inverse
+
+
+def normalise(v: Tensor) -> tuple[Tensor, Tensor]:
+    r"""Unit columns $u_i = v_i/\lVert v_i\rVert$ and $1/\lVert v_i\rVert$; both 0 for a zero column.
+
+    Columns are first scaled by a power of two, so that entries of 1e-30 and 1e30 neither vanish nor overflow.
+    """
+    if v.shape[-2] == 0:
+        return v, v.real.new_zeros((*v.shape[:-2], 1, v.shape[-1]))
+    largest = v.detach().abs().amax(-2, keepdim=True)
+    largest = torch.where(largest > 0, largest, 1)
+    # mantissa / value is exactly the power of two that brings the value into [0.5, 1).
+    scale = (torch.frexp(largest).mantissa / largest).clamp(max=1 / torch.finfo(largest.dtype).tiny)
+    w = v * scale
+    square = (w * w.conj()).real.sum(-2, keepdim=True) if w.is_complex() else (w * w).sum(-2, keepdim=True)
+    zero = square == 0
+    inverse = torch.where(zero, 0, torch.where(zero, 1, square).rsqrt())
+    return w * inverse, scale * inverse
+
+
+def s_matrix(u: Tensor) -> Tensor:
+    r"""$S = \mathrm{striu}(U^H U) + \tfrac12\mathrm{diag}(\lVert u_i\rVert^2)$, with ½ for a zero column.
+
+    The diagonal is that of the U actually used, not a literal ½: this keeps Q orthogonal for any rounding of U.
+    """
+    gram = matmul(u.mH, u)
+    square = gram.diagonal(dim1=-2, dim2=-1)
+    return gram.triu(1) + torch.diag_embed(torch.where(square == 0, 1, square) / 2)
+
+
+def _eye_like(q: Tensor) -> Tensor:
+    return torch.eye(q.shape[-2], q.shape[-1], dtype=q.dtype, device=q.device)
+
+
+@in_full_precision
+def wy_factors(v: Tensor) -> tuple[Tensor, Tensor]:
+    u, _ = normalise(v)
+    return u, triangular_inverse(s_matrix(u))
+
+
+@in_full_precision
+def cwy_matrix(v: Tensor) -> Tensor:
+    u, t = wy_factors(v)
+    product = matmul(matmul(u, t), u.mH)
+    return _eye_like(product) - product
+
+
+@in_full_precision
+def tcwy_matrix(v: Tensor) -> Tensor:
+    u, t = wy_factors(v)
+    product = matmul(u, matmul(t, u[..., : u.shape[-1], :].mH))
+    return _eye_like(product) - product
+
+
+@in_full_precision
+def cwy_multiply(v: Tensor, x: Tensor, adjoint: bool) -> Tensor:
+    u, t = wy_factors(v)
+    return multiply_by_factors(u, t, x, adjoint)
+
+
+@in_full_precision
+def multiply_by_factors(u: Tensor, t: Tensor, x: Tensor, adjoint: bool) -> Tensor:
+    """Rows of ``x (*, R, N)`` mapped by ``Q`` (or its adjoint) given as factors."""
+    c = matmul(matmul(x, u.conj()), t.conj() if adjoint else t.mT)
+    return x - matmul(c, u.mT)

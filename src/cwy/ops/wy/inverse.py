@@ -1,0 +1,144 @@
+"""From a matrix back to reflection vectors: the constructive proofs of Theorems 1 and 3."""
+
+import torch
+from torch import Tensor
+
+from ...testing import double, orthogonality_error
+
+
+def check_orthonormal(call: str, q: Tensor) -> None:
+    """Raises unless ``q (*, N, M)`` is finite and has orthonormal columns, as far as its dtype can tell."""
+    if not isinstance(q, Tensor) or q.dim() < 2:
+        got = f"shape {tuple(q.shape)}" if isinstance(q, Tensor) else type(q).__name__
+        raise ValueError(f"{call}: expected a matrix (*, N, M), got {got}.")
+    if not (q.is_floating_point() or q.is_complex()):
+        raise TypeError(f"{call}: expected a floating-point or complex matrix, got {q.dtype}. Convert it, e.g. with .float().")
+    if q.shape[-2] < q.shape[-1]:
+        raise ValueError(f"{call}: expected N >= M, got N = {q.shape[-2]}, M = {q.shape[-1]}. Pass the transpose.")
+    if not q.isfinite().all():
+        raise ValueError(f"{call}: the matrix has NaN or infinite entries.")
+    error, tolerance = orthogonality_error(q), torch.finfo(q.dtype).eps ** 0.5
+    if error > tolerance:
+        raise ValueError(
+            f"{call}: the matrix is not orthogonal: max|QᴴQ - I| is {error:.2g}, allowed for {q.dtype} is {tolerance:.2g}. "
+            "Orthogonalise it first, e.g. with torch.linalg.qr."
+        )
+
+
+def householder_vectors(q: Tensor, reflections: int | None = None, *, signs: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    r"""Reflection vectors of an orthogonal matrix: the inverse of :func:`cwy_matrix` and :func:`tcwy_matrix`.
+
+    Finds $Q = H(v_1)\cdots H(v_L)\,\mathrm{diag}(s)$. With as many reflections as columns every matrix is reached; with
+    fewer, those $Q$ for which $Q\,\mathrm{diag}(s) - I$ has rank at most L.
+
+    Args:
+        q: ``(*, N, M)`` with orthonormal columns, $N \ge M$.
+        reflections: L, by default M. Only a square matrix may have fewer than M.
+        signs: ``(*, M)``, the signs to try first when L < N; by default +1, then those of q's diagonal.
+
+    Returns:
+        ``(v, signs)``: ``v (*, N, L)`` with unit columns, none of them zero, and ``signs (*, M)``, ±1
+        (for complex ``q``, complex numbers of modulus 1).
+
+    Example:
+        >>> q = torch.linalg.qr(torch.randn(7, 7, dtype=torch.float64)).Q
+        >>> v, signs = householder_vectors(q)
+        >>> torch.allclose(cwy_matrix(v) * signs, q)
+        True
+    """
+    check_orthonormal("householder_vectors", q)
+    n, m = q.shape[-2:]
+    count = m if reflections is None else reflections
+    if not 1 <= count <= m or (n > m and count != m):
+        allowed = f"between 1 and {m}" if n == m else f"{m}, the number of columns"
+        raise ValueError(f"householder_vectors: reflections must be {allowed}, got {count}.")
+    work = double(q)
+    if count < m:
+        hints = [None] * work[..., 0, 0].numel() if signs is None else double(signs).reshape(-1, m)
+        tolerance = n**0.5 * max(8 * torch.finfo(q.dtype).eps, 2 * orthogonality_error(q))
+        found = [_by_subspace(one, count, tolerance, hint) for one, hint in zip(work.reshape(-1, n, n), hints, strict=True)]
+        v = torch.stack([f[0] for f in found]).reshape(*q.shape[:-2], n, count)
+        d = torch.stack([f[1] for f in found]).reshape(*q.shape[:-2], m)
+    else:
+        v, d = _by_columns(work) if q.is_complex() else _by_qr(work)
+    v = v / torch.linalg.vector_norm(v, dim=-2, keepdim=True)
+    return v.to(device=q.device, dtype=q.dtype), d.to(device=q.device, dtype=q.dtype)
+
+
+def _by_qr(q: Tensor) -> tuple[Tensor, Tensor]:
+    """LAPACK's Householder QR: the R of an orthogonal matrix is diag(±1)."""
+    a, tau = torch.geqrf(q)
+    v = a.tril(-1)
+    v.diagonal(dim1=-2, dim2=-1).fill_(1)
+    d = a.diagonal(dim1=-2, dim2=-1).sign()
+    # tau = 0 is no reflection: reflect along e_j instead and flip its sign, so that no vector is dead.
+    return v, torch.where(tau == 0, -d, d)
+
+
+def _by_columns(q: Tensor) -> tuple[Tensor, Tensor]:
+    """Hermitian reflections, a column at a time: each goes to the far one of ±phase, where nothing cancels."""
+    q, vectors, phases = q.clone(), [], []
+    for j in range(q.shape[-1]):
+        v = q[..., j].clone()
+        v[..., :j] = 0
+        modulus = v[..., j].abs()
+        phase = torch.where(modulus == 0, 1, v[..., j] / modulus)
+        v[..., j] += phase
+        v = v / torch.linalg.vector_norm(v, dim=-1, keepdim=True)
+        q -= 2 * v[..., None] * (v[..., None, :].conj() @ q)
+        vectors.append(v)
+        phases.append(-phase)
+    return torch.stack(vectors, -1), torch.stack(phases, -1)
+
+
+def _by_subspace(q: Tensor, count: int, tolerance: float, hint: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Fewer reflections than columns, for one N x N matrix: they live in the subspace that Q diag(d) moves."""
+    n = q.shape[-1]
+    eye = torch.eye(n, dtype=q.dtype, device=q.device)
+    modulus = q.diagonal().abs()
+    nearest = torch.where(modulus == 0, 1, q.diagonal() / modulus)
+    goals = [nearest] if q.is_complex() else [torch.ones_like(nearest), nearest]
+    left = float("inf")
+    for d in goals if hint is None else [hint, *goals]:
+        moved, size, _ = torch.linalg.svd(q * d.conj() - eye)
+        rank = int((size > tolerance).sum())
+        left = min(left, size[count].item())
+        # Hermitian reflections of a complex subspace need more than its dimension: only a diagonal is found.
+        if rank > count or (q.is_complex() and rank):
+            continue
+        basis = moved[:, :rank]
+        vectors = [*(basis @ _by_pivots(_nearest_orthogonal(basis.mH @ (q * d.conj()) @ basis))).unbind(-1)]
+        # The reflections left over go along e_k and flip its sign: exact, and not dead.
+        spare = count - len(vectors)
+        return torch.stack([*vectors, *eye[:spare]], -1), torch.cat([-d[:spare], d[spare:]])
+    why = (
+        "fewer than N complex reflections reach only diagonal ones"
+        if q.is_complex()
+        else f"it leaves {left:.2g} where rank {count} needs 0"
+    )
+    raise ValueError(
+        f"householder_vectors: {count} reflections do not reach this {n} x {n} matrix ({why}). "
+        f"Use reflections={n}, which reaches every matrix."
+    )
+
+
+def _nearest_orthogonal(q: Tensor) -> Tensor:
+    u, _, vh = torch.linalg.svd(q)
+    return u @ vh
+
+
+def _by_pivots(q: Tensor) -> Tensor:
+    """The reflections of a real orthogonal matrix without eigenvalue 1, as many as it has columns."""
+    rest, vectors = q.clone(), []
+    for _ in range(q.shape[-1]):
+        gap = rest - torch.eye(q.shape[-1], dtype=q.dtype, device=q.device)
+        far = torch.linalg.vector_norm(gap, dim=0)
+        j = int(far.argmax())
+        v = gap[:, j].clone()
+        if rest[j, j] > 0:
+            # q_jj - 1 cancels near 1; this does not.
+            v[j] = -(rest[:, j].square().sum() - rest[j, j] ** 2) / (1 + rest[j, j])
+        v = v / torch.linalg.vector_norm(v)
+        rest = rest - 2 * v[:, None] * (v @ rest)
+        vectors.append(v)
+    return torch.stack(vectors, -1) if vectors else q

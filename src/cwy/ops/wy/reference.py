@@ -1,0 +1,47 @@
+"""The definition: one reflection at a time, in plain torch."""
+
+import torch
+from torch import Tensor
+
+from ..precision import in_full_precision
+from .composite import normalise
+
+
+@in_full_precision
+def reflect(v: Tensor, x: Tensor, adjoint: bool = False) -> Tensor:
+    r"""$H(v_1)\cdots H(v_L) X$ (or its adjoint) for ``v (*, N, L)`` and ``x (*, N, K)``, $H(v) = I - 2 v v^H/\lVert v\rVert^2$."""
+    u, _ = normalise(v)
+    columns = range(u.shape[-1]) if adjoint else reversed(range(u.shape[-1]))
+    for i in columns:
+        ui = u[..., i : i + 1]
+        x = x - 2 * ui * (ui.conj() * x).sum(-2, keepdim=True)
+    return x
+
+
+def _first_columns(v: Tensor, m: int) -> Tensor:
+    return torch.eye(v.shape[-2], m, dtype=v.dtype, device=v.device).expand(*v.shape[:-2], -1, -1)
+
+
+def cwy_matrix(v: Tensor) -> Tensor:
+    return reflect(v, _first_columns(v, v.shape[-2]))
+
+
+def tcwy_matrix(v: Tensor) -> Tensor:
+    return reflect(v, _first_columns(v, v.shape[-1]))
+
+
+def cwy_multiply(v: Tensor, x: Tensor, adjoint: bool) -> Tensor:
+    return reflect(v, x.mT, adjoint).mT
+
+
+@in_full_precision
+def wy_factors(v: Tensor) -> tuple[Tensor, Tensor]:
+    """T grows by a column a reflection, as in the proof of Theorem 2."""
+    u, _ = normalise(v)
+    t = u.new_zeros(*u.shape[:-2], 0, 0)
+    for k in range(u.shape[-1]):
+        uk = u[..., k : k + 1]
+        column = -2 * t @ (u[..., :k].mH @ uk)
+        last = torch.full_like(column[..., :1, :], 2) if k else torch.full_like(uk[..., :1, :], 2)
+        t = torch.cat([torch.nn.functional.pad(t, (0, 0, 0, 1)), torch.cat([column, last], -2)], -1)
+    return u, t

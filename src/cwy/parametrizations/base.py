@@ -1,0 +1,116 @@
+"""What every map from free parameters to orthonormal matrices shares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from ..ops.wy.inverse import check_orthonormal
+
+Free = Tensor | tuple[Tensor, ...]
+
+
+class OrthogonalMap(nn.Module):
+    r"""A map from free parameters to matrices ``(*, N, M)`` with orthonormal columns, for ``torch.nn.utils.parametrize``.
+
+    A subclass defines :meth:`matrix`, :meth:`free` (its inverse, or an error that says why there is none) and
+    :meth:`sample`. As the weight of a layer the matrix may be seen transposed (wide weights: orthonormal rows) or
+    as a convolution kernel, flattened from dimension 1; :meth:`forward` and :meth:`right_inverse` do that.
+
+    Args:
+        n, m: the matrix is N x M with $N \ge M$; square if ``m`` is left out.
+        batch: leading dimensions of the weight.
+        dtype, device: of the weight.
+    """
+
+    _like: Tensor
+
+    def __init__(
+        self,
+        n: int,
+        m: int | None = None,
+        *,
+        batch: Sequence[int] = (),
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        self.n, self.m, self.batch = n, n if m is None else m, tuple(batch)
+        if not 1 <= self.m <= self.n:
+            raise ValueError(f"{self._call}: expected 1 <= M <= N. For a wide matrix, map its transpose.")
+        # Moves with the module, so that new samples follow its dtype and device.
+        self.register_buffer("_like", torch.empty(0, dtype=dtype, device=device), persistent=False)
+        self.wide = False
+        self.kernel: torch.Size | None = None
+        self._start: Free | None = None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._like.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self._like.device
+
+    @property
+    def _call(self) -> str:
+        return f"{type(self).__name__}(n={self.n}, m={self.m})"
+
+    def matrix(self, *free: Tensor) -> Tensor:
+        """The matrix ``(*, N, M)`` of the free parameters."""
+        raise NotImplementedError
+
+    def free(self, matrix: Tensor) -> Free:
+        """Free parameters whose matrix this is; raises if it can't be reached."""
+        raise NotImplementedError
+
+    def sample(self) -> Free:
+        """Free parameters drawn at random: the method's default initial value."""
+        raise NotImplementedError
+
+    def _times(self, free: tuple[Tensor, ...], x: Tensor, adjoint: bool) -> Tensor:
+        """The matrix, or its adjoint, times each vector of x."""
+        matrix = self.matrix(*free)
+        matrix = matrix.mH if adjoint else matrix
+        rows = x.reshape(*self.batch, -1, x.shape[-1]) @ matrix.mT
+        return rows.reshape(*x.shape[:-1], matrix.shape[-2])
+
+    def forward(self, *free: Tensor) -> Tensor:
+        """The weight of the free parameters."""
+        matrix = self.matrix(*free)
+        weight = matrix.mH if self.wide else matrix
+        return weight if self.kernel is None else weight.reshape(self.kernel)
+
+    def right_inverse(self, weight: Tensor) -> Free:
+        """Free parameters of a weight: what ``layer.weight = Q`` stores."""
+        if self._start is not None:
+            return self._start
+        matrix = weight if self.kernel is None else weight.flatten(1)
+        matrix = matrix.mH if self.wide else matrix
+        if matrix.shape != (*self.batch, self.n, self.m):
+            expected = (*self.batch, self.m, self.n) if self.wide else (*self.batch, self.n, self.m)
+            raise ValueError(
+                f"{self._call}: expected a weight of shape {tuple(self.kernel or expected)}, got {tuple(weight.shape)}."
+            )
+        check_orthonormal(self._call, matrix)
+        return self.free(matrix)
+
+    def multiply(self, *free_and_x: Tensor) -> Tensor:
+        """``multiply(free, x)``: the weight times each vector of ``x (*, ..., columns)``, unformed where the method can."""
+        *free, x = free_and_x
+        return self._times(tuple(free), x, self.wide)
+
+    @contextmanager
+    def starting_at(self, free: Free) -> Iterator[None]:
+        """Registers the map with these free parameters, whatever the weight is."""
+        self._start = free
+        try:
+            yield
+        finally:
+            self._start = None
+
+    def extra_repr(self) -> str:
+        return f"n={self.n}, m={self.m}"

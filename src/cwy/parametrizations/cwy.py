@@ -1,0 +1,38 @@
+"""CWY: the paper's map onto the orthogonal group."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from .. import ops
+from ..registry import register
+from .reflections import ReflectionMap
+
+
+@register("cwy", domain="O_L(N); complex, L = N: U(N)", kind="square", complex=True, paper="Likhosherstov et al. 2021")
+class CWY(ReflectionMap):
+    r"""$\mathbb{R}^{N\times L} \to O_L(N)$, all reflections at once by :func:`~cwy.ops.cwy_matrix`.
+
+    Costs $O(L^2N + LN^2)$, in a handful of matrix products; as a multiplication, $O(LN)$ a vector.
+
+    Args:
+        n, m: N; ``m``, if given, is N too.
+        reflections: L, from 1 to N (default).
+        batch, dtype, device: of the weight.
+
+    Example:
+        >>> q = CWY(6, reflections=4)
+        >>> orthogonality_error(q(q.sample())) < 1e-5
+        True
+    """
+
+    def __init__(self, n: int, m: int | None = None, *, reflections: int | None = None, **like) -> None:
+        super().__init__(n, m, reflections=reflections, **like)
+        if self.m != self.n:
+            raise ValueError(f"{self._call}: CWY is square. For {self.n} x {self.m} use TCWY.")
+
+    def product(self, v: Tensor) -> Tensor:
+        return ops.cwy_matrix(v)
+
+    def product_times(self, v: Tensor, x: Tensor, adjoint: bool) -> Tensor:
+        return ops.cwy_multiply(v, x, adjoint)

@@ -1,0 +1,34 @@
+"""HR: the same reflections, one at a time."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from .. import ops
+from ..registry import register
+from .reflections import ReflectionMap
+
+
+@register("hr", domain="O_L(N), St(N, M)", kind="any", complex=True, paper="Mhammedi et al. 2017")
+class HR(ReflectionMap):
+    r"""The product of :class:`CWY` and :class:`TCWY`, one Householder reflection after another.
+
+    Costs $O(LNM)$ in L dependent steps: what CWY replaces, kept for comparison.
+
+    Args:
+        n, m: the matrix is N x M, $N \ge M$.
+        reflections: L; all M by default. Only a square matrix may have fewer.
+        batch, dtype, device: of the weight.
+
+    Example:
+        >>> q = HR(6, reflections=4)
+        >>> orthogonality_error(q(q.sample())) < 1e-5
+        True
+    """
+
+    def product(self, v: Tensor) -> Tensor:
+        square = self.m == self.n
+        return ops.cwy_matrix(v, backend="reference") if square else ops.tcwy_matrix(v, backend="reference")
+
+    def product_times(self, v: Tensor, x: Tensor, adjoint: bool) -> Tensor:
+        return ops.cwy_multiply(v, x, adjoint, backend="reference")
