@@ -1,8 +1,8 @@
 """Products and inverses that stay in full precision, whatever autocast and the TF32 flags say.
 
 In eager mode the flags are held off around the products (:func:`full_precision`). ``torch.compile`` and
-``torch.export`` drop flags set inside a function, so there :func:`matmul` and :func:`triangular_inverse`
-become opaque ``torch.library`` ops that hold the flags off when they run.
+``torch.export`` drop flags set inside a function, so there :func:`matmul`
+becomes an opaque ``torch.library`` op that holds the flags off when it runs.
 """
 
 import functools
@@ -13,6 +13,7 @@ from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -71,66 +72,59 @@ def in_full_precision(fn: Callable[_P, _R]) -> Callable[_P, _R]:
     return wrapped
 
 
-def _opaque() -> bool:
-    # Transforms see through ATen ops alone: a custom op under torch.func.jvp has a silent zero tangent.
+def opaque() -> bool:
+    """Whether to use an opaque op: under a compiler, but not under a transform, which sees through ATen ops alone."""
     return torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active()
+
+
+# torch.library.custom_op would drop forward-mode tangents without a word, so the autograd kernels are ours.
+below_autograd = torch._C._AutoDispatchBelowAutograd
+_library = torch.library.Library("cwy", "FRAGMENT")
+
+
+def define(
+    schema: str, compute: Callable[..., Tensor], fake: Callable[..., Tensor], rule: type[Function]
+) -> Callable[..., Tensor]:
+    """Registers ``cwy::name`` with a kernel for every device, a fake one for compilers, and its derivatives."""
+    name = schema.split("(")[0]
+    _library.define(schema, tags=torch.Tag.pt2_compliant_tag)
+    _library.impl(name, in_full_precision(compute), "CompositeExplicitAutograd")
+    _library.impl(name, lambda *args: rule.apply(*args), "Autograd")
+    torch.library.register_fake(f"cwy::{name}", fake, lib=_library)
+    return getattr(torch.ops.cwy, name)
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
     """``a @ b`` for equal batch dimensions; under a compiler, the op ``cwy::matmul``."""
-    return _matmul(a, b) if _opaque() else torch.matmul(a, b)
+    return matmul_op(a, b) if opaque() else torch.matmul(a, b)
 
 
-def triangular_inverse(s: Tensor) -> Tensor:
-    """Inverse of an upper-triangular matrix; under a compiler, the op ``cwy::triangular_inverse``."""
-    return _triangular_inverse(s) if _opaque() else _solve(s)
+class _Matmul(Function):
+    @staticmethod
+    def forward(a, b):
+        with below_autograd():
+            return torch.ops.cwy.matmul(a, b)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(ctx, grad):
+        a, b = ctx.saved_tensors
+        need_a, need_b = ctx.needs_input_grad
+        return matmul_op(grad, b.mH) if need_a else None, matmul_op(a.mH, grad) if need_b else None
+
+    @staticmethod
+    def jvp(ctx, da, db):
+        a, b = ctx.saved_tensors
+        return matmul_op(da, b) + matmul_op(a, db)
 
 
-def _solve(s: Tensor) -> Tensor:
-    eye = torch.eye(s.shape[-1], dtype=s.dtype, device=s.device)
-    return torch.linalg.solve_triangular(s, eye.expand_as(s), upper=True)
-
-
-@torch.library.custom_op("cwy::matmul", mutates_args=())
-def _matmul(a: Tensor, b: Tensor) -> Tensor:
-    with full_precision(a.device.type):
-        return torch.matmul(a, b)
-
-
-@_matmul.register_fake
-def _(a: Tensor, b: Tensor) -> Tensor:
-    return a.new_empty((*a.shape[:-1], b.shape[-1]))
-
-
-@torch.library.custom_op("cwy::triangular_inverse", mutates_args=())
-def _triangular_inverse(s: Tensor) -> Tensor:
-    with full_precision(s.device.type):
-        return _solve(s).contiguous()
-
-
-@_triangular_inverse.register_fake
-def _(s: Tensor) -> Tensor:
-    return s.new_empty(s.shape)
-
-
-def _save_inputs(ctx, inputs, output) -> None:
-    ctx.save_for_backward(*inputs)
-
-
-def _save_output(ctx, inputs, output) -> None:
-    ctx.save_for_backward(output)
-
-
-def _matmul_backward(ctx, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    a, b = ctx.saved_tensors
-    need_a, need_b = ctx.needs_input_grad
-    return _matmul(grad, b.mH) if need_a else None, _matmul(a.mH, grad) if need_b else None
-
-
-def _inverse_backward(ctx, grad: Tensor) -> Tensor:
-    (t,) = ctx.saved_tensors
-    return -_matmul(t.mH, _matmul(grad, t.mH)).triu()
-
-
-_matmul.register_autograd(_matmul_backward, setup_context=_save_inputs)
-_triangular_inverse.register_autograd(_inverse_backward, setup_context=_save_output)
+matmul_op = define(
+    "matmul(Tensor a, Tensor b) -> Tensor",
+    lambda a, b: torch.matmul(a, b).contiguous(),
+    lambda a, b: a.new_empty((*a.shape[:-1], b.shape[-1])),
+    _Matmul,
+)

@@ -10,34 +10,13 @@ from torch import Tensor
 from torch.autograd import Function
 
 from ..precision import in_full_precision
+from ..triangular import blocked_inverse
 from .composite import normalise, s_matrix
-
-# Sizes up to this are one triangular solve; above, the recursion's products are faster (measured).
-_BLOCK = {"cpu": 64}
-
-
-def _inverse(s: Tensor) -> Tensor:
-    r"""Upper-triangular inverse by halves: $T_{12} = -T_{11} S_{12} T_{22}$."""
-    t = torch.zeros_like(s)
-    _invert_into(t, s, _BLOCK.get(s.device.type, 512))
-    return t
-
-
-def _invert_into(t: Tensor, s: Tensor, block: int) -> None:
-    size = s.shape[-1]
-    if size <= block:
-        eye = torch.eye(size, dtype=s.dtype, device=s.device).expand_as(s)
-        t.copy_(torch.linalg.solve_triangular(s, eye, upper=True))
-        return
-    k = size // 2
-    _invert_into(t[..., :k, :k], s[..., :k, :k], block)
-    _invert_into(t[..., k:, k:], s[..., k:, k:], block)
-    t[..., :k, k:] = -(t[..., :k, :k] @ (s[..., :k, k:] @ t[..., k:, k:]))
 
 
 def _factors(v: Tensor) -> tuple[Tensor, Tensor]:
     u, _ = normalise(v)
-    return u, _inverse(s_matrix(u))
+    return u, blocked_inverse(s_matrix(u)).to(u.dtype)
 
 
 def _eye_minus_(product: Tensor) -> Tensor:

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from ..precision import in_full_precision, matmul, triangular_inverse
+from ..precision import in_full_precision, matmul
+from ..triangular import inverse, widen_if_cheap
 
 
 def normalise(v: Tensor) -> tuple[Tensor, Tensor]:
@@ -20,15 +21,17 @@ def normalise(v: Tensor) -> tuple[Tensor, Tensor]:
     w = v * scale
     square = (w * w.conj()).real.sum(-2, keepdim=True) if w.is_complex() else (w * w).sum(-2, keepdim=True)
     zero = square == 0
-    inverse = torch.where(zero, 0, torch.where(zero, 1, square).rsqrt())
-    return w * inverse, scale * inverse
+    reciprocal = torch.where(zero, 0, torch.where(zero, 1, square).rsqrt())
+    return w * reciprocal, scale * reciprocal
 
 
 def s_matrix(u: Tensor) -> Tensor:
     r"""$S = \mathrm{striu}(U^H U) + \tfrac12\mathrm{diag}(\lVert u_i\rVert^2)$, with ½ for a zero column.
 
     The diagonal is that of the U actually used, not a literal ½: this keeps Q orthogonal for any rounding of U.
+    Where that is cheap, it is computed in float64.
     """
+    u = widen_if_cheap(u)
     gram = matmul(u.mH, u)
     square = gram.diagonal(dim1=-2, dim2=-1)
     return gram.triu(1) + torch.diag_embed(torch.where(square == 0, 1, square) / 2)
@@ -41,7 +44,7 @@ def _eye_like(q: Tensor) -> Tensor:
 @in_full_precision
 def wy_factors(v: Tensor) -> tuple[Tensor, Tensor]:
     u, _ = normalise(v)
-    return u, triangular_inverse(s_matrix(u))
+    return u, inverse(s_matrix(u)).to(u.dtype)
 
 
 @in_full_precision

@@ -1,0 +1,36 @@
+"""Shared by the tests and the docstring examples."""
+
+import os
+
+# Before torch loads: some CPUs announce bf16 instructions that oneDNN then crashes on.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+
+import pytest
+import torch
+from hypothesis import settings
+
+import cwy
+
+settings.register_profile("cwy", deadline=None, derandomize=True, max_examples=60)
+settings.load_profile("cwy")
+
+# Workers share the cores.
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _names(doctest_namespace):
+    doctest_namespace.update({name: getattr(cwy, name) for name in cwy.__all__}, torch=torch)
+    doctest_namespace.update({name: getattr(cwy.ops, name) for name in cwy.ops.__all__})
+
+
+def pytest_collection_modifyitems(items):
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))

@@ -1,0 +1,74 @@
+"""The inverse of an upper-triangular matrix, accurate for parallel vectors too."""
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from .precision import below_autograd, define, matmul_op, opaque
+
+# Matrices up to this size are inverted by one triangular solve; larger ones by halves, in products, which are faster.
+_BLOCK = {"cpu": 64}
+
+
+def widen(x: Tensor) -> Tensor:
+    """``x`` in float64 or complex128, where the device has them."""
+    return x if x.device.type == "mps" else x.to(torch.complex128 if x.is_complex() else torch.float64)
+
+
+def widen_if_cheap(u: Tensor) -> Tensor:
+    """``u (*, N, L)`` in float64 on a CPU, or for small L: float32 loses a digit or two on parallel vectors."""
+    return widen(u) if u.device.type == "cpu" or u.shape[-1] <= 256 else u
+
+
+def inverse(s: Tensor) -> Tensor:
+    """Inverse of an upper-triangular matrix, in ATen ops; under a compiler, the op ``cwy::triangular_inverse``."""
+    return _op(s) if opaque() else _solve(s)
+
+
+def blocked_inverse(s: Tensor) -> Tensor:
+    r"""The same by halves, $T_{12} = -T_{11} S_{12} T_{22}$; not differentiable."""
+    t = torch.zeros_like(s)
+    _invert_into(t, s, _BLOCK.get(s.device.type, 256))
+    return t
+
+
+def _solve(s: Tensor) -> Tensor:
+    wide = widen(s)
+    eye = torch.eye(s.shape[-1], dtype=wide.dtype, device=s.device)
+    return torch.linalg.solve_triangular(wide, eye.expand_as(wide), upper=True).to(s.dtype)
+
+
+def _invert_into(t: Tensor, s: Tensor, block: int) -> None:
+    size = s.shape[-1]
+    if size <= block:
+        t.copy_(_solve(s))
+        return
+    k = size // 2
+    _invert_into(t[..., :k, :k], s[..., :k, :k], block)
+    _invert_into(t[..., k:, k:], s[..., k:, k:], block)
+    t[..., :k, k:] = -(t[..., :k, :k] @ (s[..., :k, k:] @ t[..., k:, k:]))
+
+
+class _Inverse(Function):
+    @staticmethod
+    def forward(s):
+        with below_autograd():
+            return torch.ops.cwy.triangular_inverse(s)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(output)
+        ctx.save_for_forward(output)
+
+    @staticmethod
+    def backward(ctx, grad):
+        (t,) = ctx.saved_tensors
+        return -matmul_op(t.mH, matmul_op(grad, t.mH)).triu()
+
+    @staticmethod
+    def jvp(ctx, ds):
+        (t,) = ctx.saved_tensors
+        return -matmul_op(matmul_op(t, ds.triu()), t)
+
+
+_op = define("triangular_inverse(Tensor s) -> Tensor", blocked_inverse, lambda s: s.new_empty(s.shape), _Inverse)

@@ -1,0 +1,80 @@
+"""Neither autocast nor a matmul precision touches orthogonality: eager or compiled, on any device."""
+
+import threading
+
+import pytest
+import torch
+
+from cwy.ops import cwy_matrix, cwy_multiply, tcwy_matrix
+from cwy.ops.precision import full_precision
+from cwy.testing import orthogonality_error
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+@pytest.fixture(params=["highest", "high", "medium"])
+def matmul_precision(request):
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(request.param)
+    yield request.param
+    assert torch.get_float32_matmul_precision() == request.param, "the user's flag was not given back"
+    torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("cast", [None, torch.bfloat16])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_flags_change_nothing(device, cast, compiled, matmul_precision):
+    v = torch.randn(192, 192, device=device)
+    x = torch.randn(8, 192, device=device)
+
+    def everything(v, x):
+        return cwy_matrix(v), tcwy_matrix(v[:, :50]), cwy_multiply(v, x)
+
+    def gradient(call):
+        w = v.clone().requires_grad_()
+        q, omega, y = call(w, x)
+        (q.sum() + omega.square().sum() + (y * x.flip(0)).sum()).backward()
+        return q, omega, y, w.grad
+
+    truth = gradient(lambda v, x: [r.float() for r in everything(v.double(), x.double())])
+    call = torch.compile(everything, fullgraph=True, backend="aot_eager") if compiled else everything
+    with torch.autocast(device, dtype=cast, enabled=cast is not None):
+        q, omega, y = call(v, x)
+        assert q.dtype == omega.dtype == y.dtype == torch.float32
+        assert orthogonality_error(q) <= 5e-6
+        assert orthogonality_error(omega) <= 5e-6
+        for ours, exact in zip(gradient(call), truth, strict=True):
+            assert (ours - exact).norm() <= 1e-5 * exact.norm()
+
+
+def test_the_flag_comes_back_from_many_threads():
+    torch.set_float32_matmul_precision("high")
+    try:
+
+        def work():
+            for _ in range(200):
+                with full_precision("cpu"), full_precision("cuda"):
+                    assert torch.backends.cuda.matmul.fp32_precision == "ieee"
+
+        threads = [threading.Thread(target=work) for _ in range(8)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        assert torch.backends.cuda.matmul.fp32_precision == "tf32"
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("batch", [(), (2,)])
+def test_the_ops_are_well_registered(device, batch):
+    a = torch.randn(*batch, 4, 4, device=device, requires_grad=True)
+    s = (torch.randn(*batch, 4, 4, device=device).triu() + 3 * torch.eye(4, device=device)).requires_grad_()
+    torch.library.opcheck(torch.ops.cwy.matmul.default, (a, s))
+    torch.library.opcheck(torch.ops.cwy.triangular_inverse.default, (s,))
+    double = s.detach().double().requires_grad_()
+    torch.autograd.gradcheck(torch.ops.cwy.triangular_inverse, (double.triu(),), check_forward_ad=True)
+    torch.autograd.gradcheck(torch.ops.cwy.matmul, (a.detach().double().requires_grad_(), double), check_forward_ad=True)

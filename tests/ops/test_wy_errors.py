@@ -1,0 +1,43 @@
+"""Bad input gets an error that names the call, what came, what is allowed and what to do."""
+
+import pytest
+import torch
+
+import cwy
+from cwy.ops import cwy_matrix, cwy_multiply, householder_vectors, tcwy_matrix, wy_factors
+
+HAAR = torch.linalg.qr(torch.randn(5, 5, dtype=torch.float64)).Q
+
+CASES = [
+    (lambda: cwy_matrix([[1.0]]), TypeError, ["cwy_matrix", "torch.Tensor", "list"]),
+    (lambda: cwy_matrix(torch.ones(3)), ValueError, ["cwy_matrix", "(*, N, L)", "(3,)"]),
+    (lambda: wy_factors(torch.ones(3, 2, dtype=torch.long)), TypeError, ["wy_factors", "int64", ".float()"]),
+    (lambda: tcwy_matrix(torch.ones(2, 3)), ValueError, ["tcwy_matrix", "N = 2, M = 3", "Transpose"]),
+    (lambda: cwy_multiply(torch.ones(4, 2), torch.ones(4, 3)), ValueError, ["cwy_multiply", "(4, 2)", "(4, 3)"]),
+    (lambda: cwy_multiply(torch.ones(6, 4, 2), torch.ones(5, 4)), ValueError, ["cwy_multiply", "(6, '...', 4)"]),
+    (lambda: cwy_matrix(torch.ones(3, 2), backend="cuda"), ValueError, ["wy", '"cuda"', '"analytic"']),
+    (lambda: householder_vectors(torch.ones(3)), ValueError, ["householder_vectors", "(3,)"]),
+    (lambda: householder_vectors(torch.eye(3).long()), TypeError, ["householder_vectors", "int64"]),
+    (lambda: householder_vectors(torch.eye(2, 3)), ValueError, ["N = 2, M = 3", "transpose"]),
+    (lambda: householder_vectors(torch.full((2, 2), torch.nan)), ValueError, ["NaN"]),
+    (lambda: householder_vectors(2 * torch.eye(3)), ValueError, ["not orthogonal", "is 3", "linalg.qr"]),
+    (lambda: householder_vectors(torch.eye(3), 4), ValueError, ["between 1 and 3", "got 4"]),
+    (lambda: householder_vectors(torch.eye(3), 0), ValueError, ["between 1 and 3", "got 0"]),
+    (lambda: householder_vectors(torch.eye(3, 2), 1), ValueError, ["2, the number of columns", "got 1"]),
+    (lambda: householder_vectors(HAAR, 2), ValueError, ["2 reflections do not reach", "reflections=5"]),
+    (lambda: cwy.orthogonality_error(torch.ones(3)), ValueError, ["orthogonality_error", "(3,)"]),
+]
+
+
+@pytest.mark.parametrize(("call", "kind", "words"), CASES)
+def test_errors(call, kind, words):
+    with pytest.raises(kind) as error:
+        call()
+    for word in words:
+        assert word in str(error.value)
+
+
+def test_a_named_backend_serves_or_raises():
+    v = torch.randn(4, 2)
+    with pytest.raises(ValueError, match=r"torch\.func transform"):
+        torch.func.vmap(lambda v: cwy_matrix(v, backend="analytic"))(v.expand(2, 4, 2))

@@ -1,0 +1,128 @@
+"""Orthogonality and accuracy of the compact WY transform, on vectors that are hard on it."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.families import FAMILIES, departure, vectors
+
+from cwy.ops import cwy_matrix, cwy_multiply, tcwy_matrix, wy_factors
+from cwy.testing import orthogonality_error
+
+sizes = st.integers(1, 48)
+
+
+@given(st.sampled_from(FAMILIES), sizes, sizes, st.sampled_from([torch.float32, torch.float64]), st.integers(0, 9))
+def test_orthogonal_for_every_family(family, n, size, dtype, seed):
+    v = vectors(family, n, size, dtype, seed)
+    bound = 20 * torch.finfo(dtype).eps * max(n, size)
+    assert departure(cwy_matrix(v)) <= bound
+    if size <= n:
+        assert departure(tcwy_matrix(v)) <= bound
+
+
+@given(st.sampled_from(FAMILIES), sizes, sizes, st.sampled_from([torch.float32, torch.float64]))
+def test_the_inverse_of_s_is_bounded(family, n, size, dtype):
+    # A theorem: a column of T is at most 4 in each entry, and one of U T has norm 2. Zero vectors have neither.
+    u, t = wy_factors(vectors(family, n, size, dtype))
+    live = u.norm(dim=0) > 0
+    norms = (u @ t).norm(dim=0)[live]
+    assert t.abs().max() <= 4.0004
+    assert (norms - 2).abs().max() <= 1e-4 if live.any() else True
+
+
+@pytest.mark.parametrize("n", [64, 1024])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_gaussian_vectors(n, dtype):
+    assert departure(cwy_matrix(vectors("gaussian", n, n, dtype))) <= 8 * torch.finfo(dtype).eps * n**0.5
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_hard_vectors_at_1024(family):
+    q = cwy_matrix(vectors(family, 1024, 1024, torch.float32))
+    assert departure(q) <= 20 * torch.finfo(torch.float32).eps * 1024
+
+
+@given(st.sampled_from(FAMILIES), st.integers(1, 33), st.integers(1, 33), st.booleans(), st.booleans())
+def test_equals_one_reflection_at_a_time(family, n, size, is_complex, batched):
+    v = vectors(family, n, size)
+    if is_complex:
+        v = torch.complex(v, vectors(family, n, size, seed=1))
+    if batched:
+        v = torch.stack([v, v.flip(-1)])
+    x = torch.randn(*v.shape[:-2], 3, n, dtype=v.dtype)
+    for call in (cwy_matrix, *([tcwy_matrix] if size <= n else [])):
+        torch.testing.assert_close(call(v), call(v, backend="reference"), atol=1e-12, rtol=0)
+    for adjoint in (False, True):
+        y = cwy_multiply(v, x, adjoint)
+        torch.testing.assert_close(y, cwy_multiply(v, x, adjoint, backend="reference"), atol=1e-12 * n, rtol=0)
+        torch.testing.assert_close(y, cwy_multiply(wy_factors(v), x, adjoint), atol=1e-12 * n, rtol=0)
+
+
+@pytest.mark.parametrize(("n", "size"), [(1, 1), (7, 3), (33, 33), (64, 17)])
+def test_equals_lapack(n, size):
+    v = torch.randn(n, size, dtype=torch.float64).tril(-1) + torch.eye(n, size, dtype=torch.float64)
+    tau = 2 / v.square().sum(0)
+    x = torch.randn(n, 5, dtype=torch.float64)
+    torch.testing.assert_close(tcwy_matrix(v), torch.linalg.householder_product(v, tau), atol=1e-13, rtol=0)
+    torch.testing.assert_close(cwy_multiply(v, x.mT).mT, torch.ormqr(v, tau, x), atol=1e-13, rtol=0)
+
+
+def test_scaling_a_vector_changes_nothing():
+    v = vectors("gaussian", 33, 17, torch.float32)
+    powers = 2.0 ** torch.randint(-60, 60, (17,))
+    assert torch.equal(cwy_matrix(v * powers), cwy_matrix(v))
+    for scale in (1e-30, 1e30):
+        torch.testing.assert_close(cwy_matrix(v * scale), cwy_matrix(v), atol=1e-6, rtol=0)
+    assert cwy_matrix(torch.full((3, 2), 1e-42)).isfinite().all()
+
+
+def test_zero_vectors_are_no_reflections():
+    v = torch.randn(9, 6, dtype=torch.float64)
+    v[:, [1, 4]] = 0
+    v.requires_grad_()
+    q = cwy_matrix(v)
+    torch.testing.assert_close(q, cwy_matrix(v[:, [0, 2, 3, 5]]), atol=1e-14, rtol=0)
+    assert torch.equal(cwy_matrix(torch.zeros(4, 3)), torch.eye(4))
+    (q * torch.randn_like(q)).sum().backward()
+    assert v.grad.isfinite().all()
+
+
+@given(st.integers(1, 12), st.integers(0, 12), st.integers(0, 3))
+def test_determinant(n, size, zeros):
+    v = torch.randn(n, size, dtype=torch.float64)
+    v[:, :zeros] = 0
+    live = max(size - zeros, 0)
+    assert torch.linalg.det(cwy_matrix(v)).item() == pytest.approx((-1) ** live, abs=1e-10)
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.bfloat16, 8e-3), (torch.float16, 1e-3)])
+def test_half_precision_is_rounded_once(dtype, bound):
+    v = torch.randn(96, 96).to(dtype)
+    q = cwy_matrix(v)
+    assert q.dtype == dtype
+    assert orthogonality_error(q) <= bound
+    assert torch.equal(q, cwy_matrix(v.float()).to(dtype))
+    singular = torch.linalg.svdvals(cwy_matrix(v.float()).double())
+    assert (singular - 1).abs().max() <= 2e-5
+    assert cwy_multiply(v, torch.ones(2, 96, dtype=dtype)).dtype == dtype
+
+
+def test_empty_batches_and_no_reflections():
+    assert cwy_matrix(torch.empty(0, 4, 2)).shape == (0, 4, 4)
+    assert torch.equal(cwy_matrix(torch.empty(3, 0)), torch.eye(3))
+    assert cwy_multiply(torch.randn(4, 2), torch.empty(0, 4)).shape == (0, 4)
+
+
+def test_float32_gradients_are_those_of_float64():
+    for family, bound in (("gaussian", 1e-5), ("parallel", 5e-4)):
+        for call, shape in ((cwy_matrix, (64, 64)), (cwy_matrix, (64, 20)), (tcwy_matrix, (64, 20))):
+            v = vectors(family, *shape, torch.float32).requires_grad_()
+            z = torch.randn_like(call(v))
+            (g,) = torch.autograd.grad(call(v), v, z)
+            w = v.detach().double().requires_grad_()
+            (truth,) = torch.autograd.grad(call(w), w, z.double())
+            assert (g - truth).norm() <= bound * truth.norm()
+            # The gradient is across the vectors: weight decay and steps change their norms alone.
+            along = (v * g).sum(0).abs() / (v.norm(dim=0) * g.norm(dim=0))
+            assert along.max() <= 1e-5
