@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Iterable
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -58,13 +58,11 @@ def orthogonal(
     if method == "cwy" and rows != columns:
         method = "tcwy"
     chosen = METHODS[method]
-    if chosen.kind == "square" and rows != columns:
+    square = rows == columns
+    if chosen.kind == ("tall" if square else "square"):
         raise ValueError(
-            f"orthogonal: method {method!r} serves square weights, but {name} is {rows} x {columns}. Use method='tcwy'."
-        )
-    if chosen.kind == "tall" and rows == columns:
-        raise ValueError(
-            f"orthogonal: method {method!r} serves weights that are not square, but {name} is {rows} x {columns}. Use method='cwy'."
+            f"orthogonal: method {method!r} serves {chosen.kind} weights, but {name} is {rows} x {columns}. "
+            f"Use method={'cwy' if square else 'tcwy'!r}."
         )
     if weight.is_complex() and not chosen.complex:
         raise ValueError(f"orthogonal: method {method!r} serves real weights, but {name} is {weight.dtype}. Use method='cwy'.")
@@ -99,7 +97,8 @@ def bake(module: M) -> M:
     """
     for layer in module.modules():
         if parametrize.is_parametrized(layer):
-            ours = [name for name, chain in layer.parametrizations.items() if any(isinstance(p, OrthogonalMap) for p in chain)]
+            chains = cast(nn.ModuleDict, layer.parametrizations)
+            ours = [name for name, chain in chains.items() if any(isinstance(p, OrthogonalMap) for p in cast(Iterable, chain))]
             _own_class(layer)
             for name in ours:
                 parametrize.remove_parametrizations(layer, name)
@@ -134,7 +133,8 @@ def _weight(module: nn.Module, name: str) -> Tensor:
         raise ValueError(f"orthogonal: {name} must be a matrix (*, rows, columns), got shape {tuple(weight.shape)}.")
     if not (weight.is_floating_point() or weight.is_complex()) or weight.dtype == torch.complex32:
         raise TypeError(
-            f"orthogonal: {name} must be floating-point, complex64 or complex128, got {weight.dtype}. Convert the module, e.g. with .float()."
+            f"orthogonal: {name} must be floating-point, complex64 or complex128, got {weight.dtype}. "
+            "Convert the module, e.g. with .float()."
         )
     return weight
 

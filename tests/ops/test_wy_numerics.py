@@ -4,10 +4,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.families import FAMILIES, departure, vectors
 
 from cwy.ops import cwy_matrix, cwy_multiply, tcwy_matrix, wy_factors
 from cwy.testing import orthogonality_error
+from tests.families import FAMILIES, departure, vectors
 
 sizes = st.integers(1, 48)
 

@@ -45,7 +45,11 @@ class ReflectionMap(OrthogonalMap):
         raise NotImplementedError
 
     def diagonal(self, phase: tuple[Tensor, ...]) -> Tensor:
-        return torch.polar(torch.ones_like(phase[0]), phase[0]) if phase else self.signs
+        if not phase:
+            return self.signs
+        # module.to(torch.complex64) makes every parameter complex, the angles too.
+        angle = phase[0].real if phase[0].is_complex() else phase[0]
+        return torch.polar(torch.ones_like(angle), angle)
 
     def matrix(self, v: Tensor, *phase: Tensor) -> Tensor:
         return self.product(v) * self.diagonal(phase).unsqueeze(-2)

@@ -67,7 +67,8 @@ class _Matrix(Function):
 
     @staticmethod
     def backward(ctx, z, gu, gt):
-        return _matrix_backward(*ctx.saved_tensors, z, gu, gt)
+        v, u, t, q = ctx.saved_tensors
+        return _matrix_backward(v, u, t, q, z, gu, gt)
 
 
 @in_full_precision
@@ -100,7 +101,8 @@ class _Truncated(Function):
 
     @staticmethod
     def backward(ctx, z, gu, gt):
-        return _truncated_backward(*ctx.saved_tensors, z, gu, gt)
+        v, u, t = ctx.saved_tensors
+        return _truncated_backward(v, u, t, z, gu, gt)
 
 
 @in_full_precision
@@ -127,7 +129,8 @@ class _Multiply(Function):
 
     @staticmethod
     def backward(ctx, gy, gu, gt):
-        return *_multiply_backward(*ctx.saved_tensors, gy, gu, gt, ctx.adjoint, ctx.needs_input_grad), None
+        v, u, t, x = ctx.saved_tensors
+        return *_multiply_backward(v, u, t, x, gy, gu, gt, ctx.adjoint, ctx.needs_input_grad), None
 
 
 @in_full_precision

@@ -9,7 +9,7 @@ from .composite import normalise
 
 @in_full_precision
 def reflect(v: Tensor, x: Tensor, adjoint: bool = False) -> Tensor:
-    r"""$H(v_1)\cdots H(v_L) X$, or its adjoint, for ``v (*, N, L)`` and ``x (*, N, K)``; $H(v) = I - 2vv^H/\lVert v\rVert^2$."""
+    r"""$H(v_1)\cdots H(v_L) X$ with $H(v) = I - 2vv^H/\lVert v\rVert^2$, or its adjoint; ``v (*, N, L)``, ``x (*, N, K)``."""
     u, _ = normalise(v)
     columns = range(u.shape[-1]) if adjoint else reversed(range(u.shape[-1]))
     for i in columns:

@@ -1,0 +1,251 @@
+"""One set of properties over every registered method: a new method is tested by registering it."""
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call, stack_module_state, vmap
+from torch.nn.utils import parametrize
+
+import cwy
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "state_dict_keys.json"
+SHAPES = {"square": (6, 6), "odd": (7, 7), "tall": (9, 4), "wide": (4, 9), "batched": (2, 6, 6), "batched tall": (3, 7, 3)}
+
+
+class Layer(nn.Module):
+    """A module with one matrix parameter, or a batch of them."""
+
+    def __init__(self, shape, dtype):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(shape, dtype=dtype))
+
+    def forward(self, x):
+        return x @ self.weight.mT
+
+
+def cases():
+    for name, method in cwy.METHODS.items():
+        for shape, size in SHAPES.items():
+            square = size[-1] == size[-2]
+            if method.kind == ("tall" if square else "square"):
+                continue
+            for dtype in (torch.float64, torch.complex128):
+                if method.complex if dtype.is_complex else getattr(method, "real", True):
+                    yield pytest.param(name, size, dtype, id=f"{name}-{shape}-{'complex' if dtype.is_complex else 'real'}")
+
+
+CASES = list(cases())
+every_method = pytest.mark.parametrize(("name", "size", "dtype"), CASES)
+# One case a method and field suffices where a compiler or training loop is at work.
+FIRST = list({(c.values[0], c.values[2]): c for c in reversed(CASES)}.values())
+one_shape = pytest.mark.parametrize(("name", "size", "dtype"), FIRST)
+
+
+def make(name, size, dtype, **options):
+    return cwy.orthogonal(Layer(size, dtype), method=name, **options)
+
+
+def free_of(layer):
+    chain = layer.parametrizations.weight
+    return [chain.original] if chain.is_tensor else [getattr(chain, f"original{i}") for i in range(chain.ntensors)]
+
+
+def loss_of(layer, x):
+    return layer(x).abs().square().mean() + layer.weight.real[..., 0].sum()
+
+
+def data(size, dtype, device="cpu"):
+    return torch.randn(*size[:-2], 5, size[-1], dtype=dtype, device=device)
+
+
+def train(layer, x, steps, **options):
+    optimiser = torch.optim.AdamW(layer.parameters(), lr=1e-2, **options)
+    for _ in range(steps):
+        optimiser.zero_grad()
+        loss_of(layer, x).backward()
+        optimiser.step()
+
+
+@every_method
+def test_shape_dtype_and_orthogonality(name, size, dtype):
+    layer = make(name, size, dtype)
+    assert layer.weight.shape == size
+    assert layer.weight.dtype == dtype
+    assert cwy.orthogonality_error(layer.weight) <= 1e-12
+    before = layer.weight.detach().clone()
+    train(layer, data(size, dtype), 5)
+    assert cwy.orthogonality_error(layer.weight) <= 1e-12
+    assert (layer.weight - before).abs().max() > 1e-4, "training moves the weight"
+
+
+@every_method
+def test_multiply_is_the_weight_times_each_vector(name, size, dtype):
+    layer, x = make(name, size, dtype), data(size, dtype)
+    chart = layer.parametrizations.weight[0]
+    torch.testing.assert_close(chart.multiply(*free_of(layer), x), x @ layer.weight.mT, atol=1e-12, rtol=0)
+
+
+@every_method
+def test_gradcheck(name, size, dtype):
+    layer = make(name, size, dtype)
+    free = [p.detach().requires_grad_() for p in free_of(layer)]
+    assert torch.autograd.gradcheck(layer.parametrizations.weight[0], free)
+    x = data(size, dtype).requires_grad_()
+    assert torch.autograd.gradcheck(layer.parametrizations.weight[0].multiply, [*free, x])
+
+
+@every_method
+def test_assignment(name, size, dtype):
+    """A weight of the method's own set can be assigned; a method without inverse says so."""
+    layer, other = make(name, size, dtype), make(name, size, dtype)
+    q = other.weight.detach().clone()
+    before = copy.deepcopy(layer.state_dict())
+    try:
+        layer.weight = q
+    except ValueError:
+        with pytest.raises(ValueError, match="assign"):
+            layer.weight = q
+        for key, value in layer.state_dict().items():
+            assert torch.equal(value, before[key]), "a refused assignment changes nothing"
+        return
+    torch.testing.assert_close(layer.weight.detach(), q, atol=1e-10, rtol=0)
+    x = data(size, dtype)
+    loss_of(layer, x).backward()
+    for parameter in free_of(layer):
+        assert parameter.grad.isfinite().all()
+    for bad in (torch.full_like(q, torch.nan), 2 * q, q[..., :-1]):
+        with pytest.raises(ValueError, match=r"NaN|not orthogonal|shape"):
+            layer.weight = bad
+    torch.testing.assert_close(layer.weight.detach(), q, atol=1e-10, rtol=0)
+
+
+@every_method
+def test_state_dict_round_trip(name, size, dtype, tmp_path):
+    layer, other = make(name, size, dtype), make(name, size, dtype)
+    train(layer, data(size, dtype), 2)
+    torch.save(layer.state_dict(), tmp_path / "state.pt")
+    other.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    assert torch.equal(other.weight, layer.weight)
+
+
+@one_shape
+def test_state_dict_keys_are_frozen(name, size, dtype):
+    frozen = json.loads(GOLDEN.read_text())
+    key = f"{name} {'complex' if dtype.is_complex else 'real'}"
+    assert key in frozen, f"new method: add its keys with `python {GOLDEN.parent.name}/freeze.py`"
+    assert list(make(name, size, dtype).state_dict()) == frozen[key]
+
+
+@every_method
+def test_deepcopy_is_independent(name, size, dtype):
+    layer = make(name, size, dtype)
+    twin = copy.deepcopy(layer)
+    before = layer.weight.detach().clone()
+    assert torch.equal(twin.weight, before)
+    train(twin, data(size, dtype), 2)
+    assert torch.equal(layer.weight, before)
+    cwy.bake(twin)
+    assert torch.equal(layer.weight, before), "baking a copy leaves the original alone"
+
+
+@every_method
+def test_bake(name, size, dtype):
+    layer, x = make(name, size, dtype), data(size, dtype)
+    y = layer(x)
+    assert cwy.bake(layer) is layer
+    assert type(layer) is Layer
+    assert list(layer.state_dict()) == ["weight"]
+    torch.testing.assert_close(layer(x), y, atol=1e-6, rtol=0)
+
+
+@one_shape
+def test_compile(name, size, dtype):
+    layer, x = make(name, size, dtype), data(size, dtype)
+    twin = copy.deepcopy(layer)
+    loss = loss_of(twin, x)
+    loss.backward()
+    torch.compiler.reset()
+    compiled = torch.compile(lambda x: loss_of(layer, x), fullgraph=True, backend="aot_eager")(x)
+    compiled.backward()
+    torch.testing.assert_close(compiled, loss)
+    for ours, theirs in zip(layer.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+@one_shape
+def test_export(name, size, dtype):
+    layer, x = make(name, size, dtype).eval(), data(size, dtype)
+    program = torch.export.export(layer, (x,))
+    torch.testing.assert_close(program.module()(x), layer(x))
+
+
+@one_shape
+def test_functional_call_and_ensembles(name, size, dtype):
+    # parametrize gives every layer a class of its own, and torch stacks modules of one class: so, inside a model.
+    layers, x = [nn.Sequential(make(name, size, dtype)) for _ in range(3)], data(size, dtype)
+    state = layers[1].state_dict()
+    assert torch.equal(functional_call(layers[0], state, (x,)), layers[1](x))
+    parameters, buffers = stack_module_state(layers)
+    together = vmap(lambda p, b: functional_call(layers[0], (p, b), (x,)))(parameters, buffers)
+    torch.testing.assert_close(together, torch.stack([layer(x) for layer in layers]))
+
+
+@one_shape
+def test_weight_decay_keeps_it_orthogonal(name, size, dtype):
+    single = torch.complex64 if dtype.is_complex else torch.float32
+    layer = make(name, size, single)
+    train(layer, data(size, single), 100, weight_decay=0.1)
+    assert cwy.orthogonality_error(layer.weight) <= 1e-5
+
+
+@every_method
+def test_half_and_double(name, size, dtype):
+    layer = make(name, size, dtype)
+    if dtype.is_complex:
+        layer.to(torch.complex64)
+        assert cwy.orthogonality_error(layer.weight) <= 1e-5
+        return
+    for half, bound in ((torch.bfloat16, 2e-2), (torch.float16, 2e-3)):
+        low = copy.deepcopy(layer).to(half)
+        assert low.weight.dtype == half
+        assert cwy.orthogonality_error(low.weight) <= bound
+        loss_of(low, data(size, half)).backward()
+        assert all(p.grad.isfinite().all() for p in low.parameters())
+
+
+@every_method
+@pytest.mark.gpu
+def test_device_moves(name, size, dtype):
+    layer = make(name, size, dtype)
+    there = copy.deepcopy(layer).to("cuda")
+    x = data(size, dtype)
+    torch.testing.assert_close(there(x.cuda()).cpu(), layer(x))
+    loss_of(layer, x).backward()
+    loss_of(there, x.cuda()).backward()
+    for ours, theirs in zip(layer.parameters(), there.parameters(), strict=True):
+        torch.testing.assert_close(theirs.grad.cpu(), ours.grad)
+    free = there.parametrizations.weight[0].sample()
+    assert all(p.is_cuda for p in (free if isinstance(free, tuple) else (free,)))
+
+
+@every_method
+def test_meta_then_materialise(name, size, dtype):
+    real = make(name, size, dtype)
+    with torch.device("meta"):
+        layer = make(name, size, dtype)
+    assert layer.weight.is_meta
+    layer.to_empty(device="cpu").load_state_dict(real.state_dict())
+    assert torch.equal(layer.weight, real.weight)
+
+
+def test_the_torch_bug_that_bake_avoids():
+    """After deepcopy, torch's own removal from one copy breaks the other. When this fails, torch has mended it."""
+    layer = make("cwy", (4, 4), torch.float64)
+    twin = copy.deepcopy(layer)
+    parametrize.remove_parametrizations(layer, "weight")
+    with pytest.raises(AttributeError):
+        _ = twin.weight

@@ -1,0 +1,237 @@
+"""The front door: every layer, initial values, determinants, and errors that help."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import cwy
+
+LAYERS = [
+    (lambda: nn.Linear(6, 6), "weight"),
+    (lambda: nn.Linear(9, 4), "weight"),
+    (lambda: nn.Linear(4, 9), "weight"),
+    (lambda: nn.Conv1d(3, 8, 5), "weight"),
+    (lambda: nn.Conv2d(4, 8, 3, groups=2), "weight"),
+    (lambda: nn.Conv3d(2, 40, 2), "weight"),
+    (lambda: nn.ConvTranspose2d(4, 8, 3), "weight"),
+    (lambda: nn.RNNCell(3, 7), "weight_hh"),
+    (lambda: nn.GRUCell(3, 7), "weight_hh"),
+    (lambda: nn.RNN(3, 7), "weight_hh_l0"),
+    (lambda: nn.Embedding(50, 8), "weight"),
+    (lambda: nn.Bilinear(3, 5, 4), "weight"),
+    (lambda: nn.MultiheadAttention(8, 2), "in_proj_weight"),
+]
+
+
+@pytest.mark.parametrize(("make", "name"), LAYERS)
+def test_every_layer(make, name):
+    module = make()
+    shape = getattr(module, name).shape
+    assert cwy.orthogonal(module, name) is module
+    weight = getattr(module, name)
+    assert weight.shape == shape
+    flat = weight.flatten(1) if isinstance(module, nn.modules.conv._ConvNd) else weight
+    assert cwy.orthogonality_error(flat) <= 1e-5
+
+
+def test_a_fused_rnn_uses_the_constrained_weight():
+    rnn, x = cwy.orthogonal(nn.RNN(3, 7, nonlinearity="relu"), "weight_hh_l0"), torch.randn(5, 2, 3)
+    plain = nn.RNN(3, 7, nonlinearity="relu")
+    plain.load_state_dict({n: getattr(rnn, n).detach() for n in plain.state_dict()})
+    torch.testing.assert_close(rnn(x)[0], plain(x)[0])
+    rnn(x)[0].sum().backward()
+    assert rnn.parametrizations.weight_hh_l0.original.grad.abs().max() > 0
+
+
+def linear(n, m=None, **options):
+    return cwy.orthogonal(nn.Linear(m or n, n, dtype=torch.float64), **options)
+
+
+def det(layer):
+    return round(torch.linalg.det(layer.weight).item(), 6)
+
+
+def test_an_orthogonal_weight_is_kept():
+    for sign in (1, -1):
+        module = nn.Linear(6, 6)
+        nn.init.orthogonal_(module.weight)
+        with torch.no_grad():
+            module.weight[0] *= sign * torch.linalg.det(module.weight).sign()
+        before = module.weight.detach().clone()
+        torch.testing.assert_close(cwy.orthogonal(module).weight.detach(), before, atol=5e-6, rtol=0)
+    # Six reflections reach a Haar matrix; two do not: replaced.
+    module = nn.Linear(6, 6)
+    nn.init.orthogonal_(module.weight)
+    before = module.weight.detach().clone()
+    assert (cwy.orthogonal(module, reflections=2).weight - before).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("reflections", [1, 2, 5, 6])
+def test_random_has_determinant_by_the_number_of_reflections(reflections):
+    assert det(linear(6, reflections=reflections)) == (-1) ** reflections
+    assert det(linear(6, reflections=reflections, init="random")) == (-1) ** reflections
+
+
+@pytest.mark.parametrize("method", ["cwy", "hr"])
+def test_a_matrix_of_either_determinant_can_be_assigned(method):
+    layer = linear(5, method=method)
+    for q in (torch.eye(5), -torch.eye(5), torch.eye(5)[[1, 0, 2, 3, 4]]):
+        layer.weight = q.double()
+        torch.testing.assert_close(layer.weight.detach(), q.double(), atol=1e-12, rtol=0)
+        twin = linear(5, method=method)
+        twin.load_state_dict(layer.state_dict())
+        assert torch.equal(twin.weight, layer.weight), "the signs are saved"
+        (layer.weight * torch.randn(5, 5)).sum().backward()
+        assert layer.parametrizations.weight.original.grad.abs().max() > 0
+
+
+def test_identity_is_exact_and_learns():
+    for options in ({}, {"reflections": 3}):
+        layer = linear(6, init="identity", **options)
+        assert torch.equal(layer.weight, torch.eye(6, dtype=torch.float64))
+        target = torch.linalg.matrix_exp(0.3 * (torch.ones(6, 6).triu(1) - torch.ones(6, 6).tril(-1))).double()
+        optimiser = torch.optim.Adam(layer.parameters(), lr=0.05)
+        first = None
+        for _ in range(200):
+            loss = (layer.weight - target).square().sum()
+            first = first or loss.item()
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+        assert loss.item() < (1e-6 if not options else 0.7) * first
+    assert torch.equal(linear(9, 4, init="identity").weight, torch.eye(9, 4, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("init", ["henaff", "helfrich"])
+@pytest.mark.parametrize(("n", "reflections"), [(6, None), (7, None), (7, 4), (7, 5)])
+def test_plane_rotations(init, n, reflections):
+    weight = linear(n, init=init, reflections=reflections).weight.detach()
+    planes = (reflections or n) // 2
+    for k in range(planes):
+        block = weight[2 * k : 2 * k + 2, 2 * k : 2 * k + 2]
+        angle = torch.atan2(block[0, 1], block[0, 0])
+        expected = torch.stack([angle.cos(), angle.sin(), -angle.sin(), angle.cos()]).reshape(2, 2)
+        torch.testing.assert_close(block, expected, atol=1e-12, rtol=0)
+        assert (0 if init == "helfrich" else -math.pi) <= angle <= (math.pi / 2 if init == "helfrich" else math.pi)
+    torch.testing.assert_close(weight[2 * planes :, 2 * planes :], torch.eye(n - 2 * planes, dtype=torch.float64))
+
+
+def test_haar_is_uniform():
+    # The trace of a Haar matrix has mean 0 and variance 1; complex, E|trace|² = 1.
+    for dtype in (torch.float64, torch.complex128):
+        trace = cwy.init.haar(4, 4, batch=(4000,), dtype=dtype).diagonal(dim1=-2, dim2=-1).sum(-1)
+        assert trace.mean().abs() < 0.06
+        assert trace.abs().square().mean().item() == pytest.approx(1, abs=0.08)
+
+
+def test_init_may_be_a_matrix():
+    q = torch.linalg.qr(torch.randn(5, 5)).Q
+    layer = cwy.orthogonal(nn.Linear(5, 5), init=q)
+    torch.testing.assert_close(layer.weight.detach(), q, atol=5e-6, rtol=0)
+
+
+def test_a_very_tall_weight_never_makes_an_n_by_n_object():
+    # 30000 x 30000 float32 would take 3.6 GB; a tensor that large fails here.
+    module = nn.Linear(50, 30000, bias=False)
+    cwy.orthogonal(module)
+    module.weight.square().sum().backward()
+    module.weight = torch.linalg.qr(torch.randn(30000, 50)).Q
+    assert cwy.orthogonality_error(module.weight) <= 1e-5
+
+
+def test_complex_weights_reach_every_unitary():
+    q = torch.linalg.qr(torch.randn(6, 6, dtype=torch.complex128)).Q
+    layer = cwy.orthogonal(nn.Linear(6, 6, dtype=torch.complex128))
+    layer.weight = q
+    torch.testing.assert_close(layer.weight.detach(), q, atol=1e-12, rtol=0)
+    tall = cwy.orthogonal(nn.Linear(3, 6, dtype=torch.complex128))
+    tall.weight = q[:, :3]
+    torch.testing.assert_close(tall.weight.detach(), q[:, :3], atol=1e-12, rtol=0)
+
+
+def test_bake_then_onnx(tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    model = nn.Sequential(cwy.orthogonal(nn.Linear(6, 6)), nn.ReLU(), cwy.orthogonal(nn.Conv1d(4, 8, 3), method="tcwy"))
+    model = cwy.bake(model).eval()
+    x = torch.randn(2, 4, 6)
+    torch.onnx.export(model, (x,), tmp_path / "model.onnx", dynamo=True, verbose=False)
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    (y,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    torch.testing.assert_close(torch.from_numpy(y), model(x), atol=1e-5, rtol=0)
+
+
+def test_bake_leaves_other_parametrizations_alone():
+    layer = cwy.orthogonal(nn.Linear(4, 4))
+    nn.utils.parametrizations.weight_norm(layer, "bias", dim=None)
+    twin = copy.deepcopy(layer)
+    cwy.bake(layer)
+    assert list(layer.parametrizations) == ["bias"]
+    assert set(twin.parametrizations) == {"weight", "bias"}
+    assert torch.equal(layer(torch.ones(4)), twin(torch.ones(4)))
+
+
+ERRORS = [
+    (lambda: cwy.orthogonal(torch.ones(2, 2)), TypeError, ["torch.nn.Module", "Tensor"]),
+    (lambda: cwy.orthogonal(nn.Linear(3, 3), "bias"), ValueError, ["bias", "matrix", "(3,)"]),
+    (lambda: cwy.orthogonal(nn.Linear(3, 3), "wieght"), ValueError, ["wieght", "It has weight"]),
+    (lambda: cwy.orthogonal(nn.Sequential(nn.Linear(3, 3))), ValueError, ["Sequential", "pass the layer"]),
+    (lambda: cwy.orthogonal(nn.Linear(3, 3), method="cvy"), ValueError, ["'cvy'", "Did you mean 'cwy'"]),
+    (lambda: cwy.orthogonal(nn.Linear(3, 3), method="tensor"), ValueError, ["Registered: cwy"]),
+    (lambda: cwy.orthogonal(nn.Linear(3, 3), reflections=4), ValueError, ["reflections", "between 1 and 3", "got 4"]),
+    (lambda: cwy.orthogonal(nn.Linear(3, 3), reflections=0), ValueError, ["between 1 and 3", "got 0"]),
+    (lambda: cwy.orthogonal(nn.Linear(3, 5), reflections=2), ValueError, ["exactly M = 3", "got 2"]),
+    (lambda: cwy.orthogonal(nn.Linear(3, 3), reflection=2), TypeError, ["'reflection'", "Did you mean 'reflections'"]),
+    (lambda: cwy.orthogonal(nn.Linear(3, 3), init="harr"), ValueError, ["'harr'", "'haar'"]),
+    (lambda: cwy.orthogonal(nn.Linear(3, 5), init="henaff"), ValueError, ["henaff", "square", "5 x 3"]),
+    (lambda: cwy.orthogonal(nn.Linear(5, 5), init="haar", reflections=2), ValueError, ["haar", "2 reflections"]),
+    (lambda: cwy.orthogonal(nn.Linear(5, 5), init=torch.ones(5, 5)), ValueError, ["not orthogonal"]),
+    (lambda: cwy.orthogonal(cwy.orthogonal(nn.Linear(3, 3))), ValueError, ["parametrized already", "cwy.bake"]),
+    (lambda: cwy.parametrizations.CWY(4, 3), ValueError, ["CWY is square", "TCWY"]),
+    (lambda: cwy.parametrizations.TCWY(3, 4), ValueError, ["M <= N"]),
+    (lambda: cwy.METHODS["cwyy"], ValueError, ["'cwy'"]),
+]
+
+
+@pytest.mark.parametrize(("call", "kind", "words"), ERRORS)
+def test_errors(call, kind, words):
+    with pytest.raises(kind) as error:
+        call()
+    for word in words:
+        assert word in str(error.value)
+
+
+def test_integer_weights_are_refused():
+    module = nn.Linear(3, 3)
+    module.weight = nn.Parameter(torch.ones(3, 3, dtype=torch.long), requires_grad=False)
+    with pytest.raises(TypeError, match=r"int64.*\.float\(\)"):
+        cwy.orthogonal(module)
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (torch.full((5, 5), torch.nan), "NaN"),
+        (2 * torch.eye(5), "not orthogonal.*is 3"),
+        (torch.eye(4), r"\(5, 5\).*\(4, 4\)"),
+        (torch.linalg.qr(torch.randn(5, 5)).Q, "2 reflections do not reach"),
+    ],
+)
+def test_a_bad_assignment_is_refused_and_changes_nothing(value, words):
+    layer = cwy.orthogonal(nn.Linear(5, 5), reflections=2)
+    before = copy.deepcopy(layer.state_dict())
+    with pytest.raises(ValueError, match=words):
+        layer.weight = value
+    for key, old in before.items():
+        assert torch.equal(layer.state_dict()[key], old)
+
+
+def test_an_error_leaves_the_module_as_it_was():
+    module = nn.Linear(5, 5)
+    before = module.weight
+    with pytest.raises(ValueError, match="haar"):
+        cwy.orthogonal(module, init="haar", reflections=2)
+    assert module.weight is before
+    assert type(module) is nn.Linear
