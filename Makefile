@@ -22,7 +22,7 @@ check: $(READY)  ## lint, types, import contract, docs
 	$(MAKE) docs
 
 docs: $(READY)  ## the documentation, into site/
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

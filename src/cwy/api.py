@@ -92,8 +92,8 @@ def bake(module: M) -> M:
 
     Example:
         >>> model = torch.nn.Sequential(orthogonal(torch.nn.Linear(4, 4)))
-        >>> list(bake(model).state_dict())
-        ['0.weight', '0.bias']
+        >>> sorted(bake(model).state_dict())
+        ['0.bias', '0.weight']
     """
     for layer in module.modules():
         if parametrize.is_parametrized(layer):

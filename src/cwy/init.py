@@ -43,7 +43,7 @@ def helfrich(
     dtype: torch.dtype | None = None,
     device: Device = None,
 ) -> Tensor:
-    r"""Cayley transform of a block-diagonal skew matrix: planes turned by angles uniform in $[0, \pi/2]$ (Helfrich et al. 2018).
+    r"""Cayley transform of a block-diagonal skew matrix: planes turned by angles in $[0, \pi/2]$ (Helfrich et al. 2018).
 
     With L reflections, $\lfloor L/2\rfloor$ planes turn.
 

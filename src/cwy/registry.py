@@ -71,6 +71,7 @@ class Methods(Mapping[str, Method]):
 
 
 METHODS = Methods()
+"""Every registered method by its name."""
 
 
 def register(

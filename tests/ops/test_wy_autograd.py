@@ -94,20 +94,22 @@ def test_a_forward_tangent_into_a_compiled_function_is_right_or_raises():
 odd_sizes = st.sampled_from([1, 2, 3, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 129])
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @given(odd_sizes, odd_sizes, st.booleans(), st.sampled_from(["cwy_matrix", "tcwy_matrix", "cwy_multiply"]))
-def test_analytic_equals_composite(n, size, strided, call):
+def test_analytic_equals_composite(device, n, size, strided, call):
     """The fast path against autograd of the definition: values and gradients, in poisoned memory, on strided input."""
     if call == "tcwy_matrix":
         size = min(n, size)
-    base = torch.randn(size, n, dtype=torch.float64).mT if strided else torch.randn(n, size, dtype=torch.float64)
-    x = torch.randn(n, 3, dtype=torch.float64).mT
+    like = {"dtype": torch.float64, "device": device}
+    base = torch.randn(size, n, **like).mT if strided else torch.randn(n, size, **like)
+    x = torch.randn(n, 3, **like).mT
     torch.use_deterministic_algorithms(True)  # fills fresh memory with NaN
     try:
         results = []
         for backend in (autograd, composite):
             v, xs = base.clone(memory_format=torch.preserve_format).requires_grad_(), x.clone().requires_grad_()
             y = backend.cwy_multiply(v, xs, False) if call == "cwy_multiply" else getattr(backend, call)(v)
-            weight = torch.cos(torch.arange(y.numel(), dtype=torch.float64)).reshape(y.shape)
+            weight = torch.cos(torch.arange(y.numel(), **like)).reshape(y.shape)
             (y * weight).sum().backward()
             results.append((y.detach(), v.grad, *([xs.grad] if xs.grad is not None else [])))
     finally:

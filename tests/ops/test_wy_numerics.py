@@ -31,16 +31,29 @@ def test_the_inverse_of_s_is_bounded(family, n, size, dtype):
     assert (norms - 2).abs().max() <= 1e-4 if live.any() else True
 
 
-@pytest.mark.parametrize("n", [64, 1024])
+on_gpu = pytest.mark.gpu
+
+
+@pytest.mark.parametrize(
+    ("n", "device"),
+    [(64, "cpu"), (1024, "cpu"), pytest.param(1024, "cuda", marks=on_gpu), pytest.param(4096, "cuda", marks=on_gpu)],
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_gaussian_vectors(n, dtype):
-    assert departure(cwy_matrix(vectors("gaussian", n, n, dtype))) <= 8 * torch.finfo(dtype).eps * n**0.5
+def test_gaussian_vectors(n, device, dtype):
+    assert departure(cwy_matrix(vectors("gaussian", n, n, dtype, device=device))) <= 8 * torch.finfo(dtype).eps * n**0.5
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_hard_vectors_at_1024(family):
-    q = cwy_matrix(vectors(family, 1024, 1024, torch.float32))
-    assert departure(q) <= 20 * torch.finfo(torch.float32).eps * 1024
+@pytest.mark.parametrize(
+    ("n", "size", "device"),
+    [(1024, 1024, "cpu")] + [pytest.param(n, k, "cuda", marks=on_gpu) for n in (200, 1024, 4096) for k in (60, 257, 1024, n)],
+)
+def test_hard_vectors_at_large_sizes(family, n, size, device):
+    v = vectors(family, n, size, torch.float32, device=device).requires_grad_()
+    q = cwy_matrix(v)
+    assert departure(q) <= 20 * torch.finfo(torch.float32).eps * max(n, size)
+    (q * q.detach().flip(0)).sum().backward()
+    assert v.grad.isfinite().all()
 
 
 @given(st.sampled_from(FAMILIES), st.integers(1, 33), st.integers(1, 33), st.booleans(), st.booleans())

@@ -29,7 +29,7 @@ def householder_vectors(q: Tensor, reflections: int | None = None, *, signs: Ten
     r"""Reflection vectors of an orthogonal matrix: the inverse of :func:`cwy_matrix` and :func:`tcwy_matrix`.
 
     Finds $Q = H(v_1)\cdots H(v_L)\,\mathrm{diag}(s)$. With as many reflections as columns every matrix is reached; with
-    fewer, those $Q$ for which $Q\,\mathrm{diag}(s) - I$ has rank at most L.
+    fewer, those $Q$ for which $Q\,\mathrm{diag}(s) - I$ has rank at most L (complex: only the diagonal ones).
 
     Args:
         q: ``(*, N, M)`` with orthonormal columns, $N \ge M$.

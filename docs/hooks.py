@@ -1,0 +1,67 @@
+"""What the docs build calls: the table of methods, the maths, and what docstrings say in their own way."""
+
+import html
+import re
+import textwrap
+
+import griffe
+from latex2mathml.converter import convert
+from mkdocs.exceptions import PluginError
+
+import cwy
+
+
+def methods_table() -> str:
+    """The registered methods as a Markdown table; a class that the API page lacks fails the build."""
+    rows = ["| method | covers | weights | complex | what it does | from |", "|---|---|---|---|---|---|"]
+    for m in cwy.METHODS.values():
+        name = f"[`{m.name}`][cwy.parametrizations.{m.build.__name__}]"
+        domain = re.sub(r"_(\w)", r"<sub>\1</sub>", m.domain)
+        rows.append(f"| {name} | {domain} | {m.kind} | {'yes' if m.complex else 'no'} | {m.about} | {m.paper} |")
+    return "\n".join(rows)
+
+
+def mathml(tex: str, display: str) -> str:
+    """TeX as MathML, which browsers draw by themselves; what can't be converted fails the build."""
+    result = convert(tex, display=display)
+    if "\\" in result or "<mi>&</mi>" in result:
+        raise PluginError(f"latex2mathml does not know all of: {tex}")
+    # Norms keep one height.
+    result = result.replace("<mo>&#x02016;", '<mo stretchy="false">&#x02016;')
+    # A minus after "=", "(", "[" or "," is a sign, not a difference.
+    return re.sub(r"((?:&#x0003D;|&#x00028;|&#x0005B;|&#x0002C;)</mo>)<mo>(?=&#x02212;)", r'\1<mo form="prefix">', result)
+
+
+def on_page_markdown(markdown: str, **_) -> str:
+    return markdown.replace("{{ methods }}", methods_table())
+
+
+def on_page_content(content: str, **_) -> str:
+    content = re.sub(
+        r'<(span|div) class="arithmatex">\s*\\[(\[](.*?)\\[)\]]\s*</\1>',
+        lambda m: mathml(html.unescape(m[2]).strip(), "block" if m[1] == "div" else "inline"),
+        content,
+        flags=re.DOTALL,
+    )
+    # Docstrings refer to each other as :func:`~cwy.ops.cwy_matrix`.
+    homes = {i.rpartition(".")[2]: i for i in re.findall(r'id="(cwy\.[\w.]+)"', content)}
+
+    def reference(m: re.Match) -> str:
+        name = m[1].rpartition(".")[2]
+        return f'<a href="#{homes[name]}"><code>{name}</code></a>' if name in homes else f"<code>{name}</code>"
+
+    return re.sub(r":(?:func|class|meth|data):<code>~?([\w.]+)</code>", reference, content)
+
+
+class Docstrings(griffe.Extension):
+    """Our docstrings in griffe's words: "Example:" is a section, a display its own paragraph, "Returns:" plain prose."""
+
+    def on_object(self, *, obj: griffe.Object, **_) -> None:
+        if obj.docstring:
+            text = re.sub(r"^Example:$", "Examples:", obj.docstring.value, flags=re.MULTILINE)
+            text = re.sub(r"^(Returns|References):\n((?:    .*\n?)+)", _as_prose, text, flags=re.MULTILINE)
+            obj.docstring.value = re.sub(r"\n(\$\$.*?\$\$)(\n|$)", r"\n\n\1\n\n", text, flags=re.DOTALL)
+
+
+def _as_prose(section: re.Match) -> str:
+    return f"**{section[1]}:** {textwrap.dedent(section[2])}"

@@ -1,0 +1,66 @@
+"""What the documentation says is true: its examples run, its table is whole, no public name is without words."""
+
+import inspect
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+import torch
+
+import cwy
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+API = (ROOT / "docs/api.md").read_text()
+PACKAGES = [cwy.init, cwy.ops, cwy.parametrizations, cwy.testing]
+
+
+def _public(module):
+    """Names and values that a module defines or exports for its users."""
+    names = getattr(module, "__all__", None) or [
+        n for n, x in vars(module).items() if not n.startswith("_") and getattr(x, "__module__", None) == module.__name__
+    ]
+    return {f"{module.__name__}.{n}": getattr(module, n) for n in names}
+
+
+PUBLIC = {name: x for module in [cwy, *PACKAGES] for name, x in _public(module).items() if callable(x) or inspect.ismodule(x)}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_examples_of_a_page_run(page):
+    torch.manual_seed(0)
+    namespace = {"__name__": "page"}
+    for block in re.finditer(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE):
+        line = page.read_text()[: block.start(1)].count("\n")
+        exec(compile("\n" * line + block[1], page, "exec"), namespace)
+
+
+def test_table_has_every_method():
+    pytest.importorskip("mkdocstrings")
+    pytest.importorskip("latex2mathml")
+    table = runpy.run_path(str(ROOT / "docs/hooks.py"))["methods_table"]()
+    for name, method in cwy.METHODS.items():
+        assert f"[`{name}`][cwy.parametrizations.{method.build.__name__}]" in table
+        assert method.about
+        assert method.about in table
+    assert "{{ methods }}" in (ROOT / "docs/methods.md").read_text()
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_public_name_is_documented(name):
+    thing = PUBLIC[name]
+    doc = inspect.cleandoc(thing.__doc__ or "")
+    assert doc, f"{name} has no docstring"
+    if inspect.isclass(thing):
+        methods = [m for m, f in vars(thing).items() if inspect.isfunction(f) and not m.startswith("_")]
+        assert all(inspect.getdoc(getattr(thing, m)) for m in methods), f"a method of {name} has no docstring"
+    if inspect.isfunction(thing) and thing.__module__.startswith(("cwy.ops", "cwy.api")):
+        assert ">>> " in doc, f"{name} has no example"
+
+
+def test_public_names_are_on_the_api_page():
+    shown = re.findall(r"^::: ([\w.]+)$", API, re.MULTILINE)
+    for name in PUBLIC:
+        assert name in shown or name.rpartition(".")[0] in shown, f"docs/api.md does not show {name}"
+    assert "cwy.METHODS" in shown
