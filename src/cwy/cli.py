@@ -1,0 +1,142 @@
+"""The command ``cwy``. A command is a function listed in COMMANDS; what is heavy is imported when one runs."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
+from ._version import __version__
+
+# main says what is missing; the annotations below are read only once typer is there.
+with suppress(ImportError):
+    import typer
+
+EXTRAS = ("typer", "rich", "matplotlib")
+
+
+def info(json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False) -> None:
+    """Versions, devices, methods, and which backend serves each op here, and why."""
+    from .info import gather
+
+    found = gather()
+    if json:
+        from json import dumps
+
+        print(dumps(found, indent=2))
+    else:
+        _show(found)
+
+
+def demo(
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the picture, made if need be.")] = Path("demo"),
+    seed: Annotated[int, typer.Option(metavar="INT", min=0, max=2**32 - 1, help="Draws rotation, points and noise.")] = 0,
+    steps: Annotated[int, typer.Option(metavar="INT", min=1, help="Training steps of each method.")] = 400,
+    methods: Annotated[
+        str | None, typer.Option(metavar="NAMES", help="Which, as in 'cwy,hr'.", show_default="all that can take part")
+    ] = None,
+) -> None:
+    """The methods side by side on a small problem: a table, and a picture of the curves."""
+    from rich.console import Console
+
+    from .experiments import demo
+
+    console = Console(highlight=False, markup=False)
+    with _plainly(ValueError):
+        names, skipped = demo.choose(None if methods is None else methods.split(","))
+    with _plainly(OSError, f"cannot write to the folder --out {out}: "):
+        picture = _writable(out) / demo.FILE
+    console.print(demo.introduction(steps, skipped), end="\n\n")
+    task, runs = demo.race(console, names, seed, steps)
+    console.print(demo.table(task, runs))
+    console.print(demo.findings(task, runs), end="\n\n")
+    with _plainly(OSError, f"cannot write {picture}: "):
+        demo.plot(task, runs, picture)
+    print(f"The curves: {picture}")
+    console.print(demo.context(task), style="dim")
+
+
+COMMANDS = (demo, info)
+
+
+def main() -> None:
+    """Runs the command that the arguments name."""
+    missing = [name for name in EXTRAS if find_spec(name) is None]
+    if missing:
+        sys.exit(f'cwy: the command line needs {", ".join(missing)}. To install:\n\n    pip install "cwy[cli]"\n')
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A terminal that knows only ASCII shows a ? for an accent, and goes on.
+            stream.reconfigure(errors="replace")
+    app = typer.Typer(
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_cwy)
+    for command in COMMANDS:
+        app.command()(command)
+    app()
+
+
+def _cwy(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    """Orthogonal, unitary and Stiefel weights for PyTorch, as cheap to train as free ones."""
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"cwy {__version__}")
+        raise typer.Exit
+
+
+@contextmanager
+def _plainly(error: type[Exception], what: str = "") -> Generator[None]:
+    """Ends the command with one line, not a traceback, where such an error is the user's to mend."""
+    try:
+        yield
+    except error as mistake:
+        sys.exit(f"cwy: {what}{getattr(mistake, 'strerror', None) or mistake}")
+
+
+def _writable(folder: Path) -> Path:
+    """The folder, made if need be; raises before any work is done if nothing can be written there."""
+    from tempfile import TemporaryFile
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with TemporaryFile(dir=folder):
+        return folder
+
+
+def _show(found: dict[str, Any]) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False, markup=False)
+
+    def show(title: str, rows: list[dict[str, str]]) -> None:
+        table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+        for heading in rows[0]:
+            table.add_column(heading, overflow="fold")
+        for row in rows:
+            table.add_row(*row.values())
+        console.print(table)
+
+    show("Versions", [{"package": name, "version": version} for name, version in found["versions"].items()])
+    show("Devices", [{"device": row["device"], "what": _device(row)} for row in found["devices"]])
+    show("Methods", [row | {"complex": "yes" if row["complex"] else "no"} for row in found["methods"]])
+    show("Backends", found["backends"])
+
+
+def _device(row: dict[str, Any]) -> str:
+    if "why_not" in row:
+        return f"not here: {row['why_not']}"
+    named = {"vector": "{}", "threads": "{} threads", "capability": "compute capability {}", "memory_gib": "{} GiB"}
+    return ", ".join([row["name"], *(text.format(row[key]) for key, text in named.items() if key in row)])

@@ -1,0 +1,1 @@
+"""Experiments: thin recipes over the library. Nothing in the library imports them."""

@@ -1,0 +1,48 @@
+"""``cwy info``: what it tells is what is here."""
+
+import json
+import subprocess
+import sys
+
+import torch
+
+import cwy
+from cwy import info
+from cwy.ops import dispatch
+
+from .test_cli import COMMAND, run
+
+
+def test_json_lists_every_method_and_backend():
+    done = run(COMMAND, "info", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["versions"]["torch"] == torch.__version__
+    assert set(info.OPTIONAL) < set(found["versions"])
+    assert [row["name"] for row in found["methods"]] == list(cwy.METHODS)
+    on_cpu = [row for row in found["backends"] if row["device"] == "cpu"]
+    every = [(op, backend.name) for op, candidates in dispatch.backends().items() for backend in candidates]
+    assert [(row["op"], row["backend"]) for row in on_cpu] == every
+    assert sorted(row["op"] for row in on_cpu if row["status"] == "serves") == sorted(dispatch.backends())
+
+
+def test_tables_hold_everything_in_80_columns():
+    done = run(COMMAND, "info")
+    assert done.returncode == 0, done.stderr
+    words = done.stdout.split()
+    assert {cwy.__version__, "cpu", *cwy.METHODS, *dispatch.backends()} <= set(words)
+    assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+def test_a_backend_that_cannot_serve_is_listed_with_its_reason(monkeypatch):
+    refuses = dispatch.Backend("refuses", cwy.ops, "for others", lambda x: f"x is on {x.device}")
+    asks_more = dispatch.Backend("asks more", cwy.ops, "for two tensors", lambda x, y: None)
+    serves = dispatch.Backend("serves", cwy.ops, "always")
+    monkeypatch.setitem(dispatch._BACKENDS, "op", [refuses, asks_more, serves, serves])
+    rows = [(row["status"], row["why"]) for row in info.backends() if (row["op"], row["device"]) == ("op", "cpu")]
+    assert rows == [("not here", "x is on cpu"), ("depends", "for two tensors"), ("serves", "always"), ("ready", "always")]
+
+
+def test_it_needs_torch_alone():
+    code = "import sys, cwy.info; cwy.info.gather(); print({'typer', 'rich', 'matplotlib'} & set(sys.modules))"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "set()\n"
