@@ -17,7 +17,8 @@ def methods_table() -> str:
     for m in cwy.METHODS.values():
         name = f"[`{m.name}`][cwy.parametrizations.{m.build.__name__}]"
         domain = re.sub(r"_(\w)", r"<sub>\1</sub>", m.domain)
-        rows.append(f"| {name} | {domain} | {m.kind} | {'yes' if m.complex else 'no'} | {m.about} | {m.paper} |")
+        numbers = "no" if not m.complex else "yes" if m.real else "only"
+        rows.append(f"| {name} | {domain} | {m.kind} | {numbers} | {m.about} | {m.paper} |")
     return "\n".join(rows)
 
 

@@ -66,6 +66,11 @@ def orthogonal(
         )
     if weight.is_complex() and not chosen.complex:
         raise ValueError(f"orthogonal: method {method!r} serves real weights, but {name} is {weight.dtype}. Use method='cwy'.")
+    if not (weight.is_complex() or chosen.real):
+        raise ValueError(
+            f"orthogonal: method {method!r} serves complex weights, but {name} is {weight.dtype}. "
+            "Make the weight complex, e.g. with dtype=torch.complex64, or use method='cwy'."
+        )
 
     if reflections is not None:
         options["reflections"] = reflections

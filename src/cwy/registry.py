@@ -21,9 +21,10 @@ class Method:
         name: what ``cwy.orthogonal(..., method=name)`` takes.
         domain: the set it covers.
         kind: the matrices it serves: "square", "tall" (N > M; wide ones by their transpose) or "any".
-        complex: whether it serves complex weights too.
+        complex: whether it serves complex weights.
         paper: where it comes from.
         build: ``build(n, m, *, batch=(), dtype=None, device=None, **options)`` makes the map.
+        real: whether it serves real weights.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Method:
     complex: bool
     paper: str
     build: type[OrthogonalMap]
+    real: bool = True
 
     @property
     def about(self) -> str:
@@ -75,12 +77,12 @@ METHODS = Methods()
 
 
 def register(
-    name: str, *, domain: str, kind: Literal["square", "tall", "any"], paper: str, complex: bool = False
+    name: str, *, domain: str, kind: Literal["square", "tall", "any"], paper: str, complex: bool = False, real: bool = True
 ) -> Callable[[Map], Map]:
     """Registers the decorated map class as a method; tests, docs table and command line follow from it."""
 
     def add(cls: Map) -> Map:
-        METHODS._add(Method(name, domain, kind, complex, paper, cls))
+        METHODS._add(Method(name, domain, kind, complex, paper, cls, real))
         return cls
 
     return add
