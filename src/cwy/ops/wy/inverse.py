@@ -107,7 +107,7 @@ def _by_subspace(q: Tensor, count: int, tolerance: float, hint: Tensor | None) -
         if rank > count or (q.is_complex() and rank):
             continue
         basis = moved[:, :rank]
-        vectors = [*(basis @ _by_pivots(_nearest_orthogonal(basis.mH @ (q * d.conj()) @ basis))).unbind(-1)]
+        vectors = [*(basis @ _by_pivots(nearest_orthogonal(basis.mH @ (q * d.conj()) @ basis))).unbind(-1)]
         # The reflections left over go along e_k and flip its sign: exact, and not dead.
         spare = count - len(vectors)
         return torch.stack([*vectors, *eye[:spare]], -1), torch.cat([-d[:spare], d[spare:]])
@@ -122,7 +122,8 @@ def _by_subspace(q: Tensor, count: int, tolerance: float, hint: Tensor | None) -
     )
 
 
-def _nearest_orthogonal(q: Tensor) -> Tensor:
+def nearest_orthogonal(q: Tensor) -> Tensor:
+    """The orthogonal matrix nearest to ``q (*, N, N)``: its polar factor."""
     u, _, vh = torch.linalg.svd(q)
     return u @ vh
 
