@@ -55,7 +55,7 @@ def free_of(layer):
 
 
 def loss_of(layer, x):
-    return layer(x).abs().square().mean() + layer.weight.real[..., 0].sum()
+    return layer(x).abs().square().mean() + layer.weight.real[..., 0, 0].sum()
 
 
 def data(size, dtype, device="cpu"):

@@ -6,4 +6,12 @@ from .cwy import CWY
 from .householder import HR
 from .tcwy import TCWY
 
-__all__ = ["CWY", "HR", "METHODS", "TCWY", "OrthogonalMap"]
+# isort: split
+# METHODS keeps the order of these imports: the paper's own first, then its rivals.
+from .cayley import SCORNN
+from .eurnn import EURNN
+from .exponential import DTRIV, EXPRNN, move_bases
+from .own import OWN
+from .urnn import URNN
+
+__all__ = ["CWY", "DTRIV", "EURNN", "EXPRNN", "HR", "METHODS", "OWN", "SCORNN", "TCWY", "URNN", "OrthogonalMap", "move_bases"]

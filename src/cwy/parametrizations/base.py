@@ -114,3 +114,38 @@ class OrthogonalMap(nn.Module):
 
     def extra_repr(self) -> str:
         return f"n={self.n}, m={self.m}"
+
+
+class SquareMap(OrthogonalMap):
+    """A map onto square matrices."""
+
+    def __init__(self, n: int, m: int | None = None, **like) -> None:
+        super().__init__(n, m, **like)
+        if self.m != self.n:
+            raise ValueError(f"{self._call}: {type(self).__name__} is square. For {self.n} x {self.m} use TCWY.")
+
+
+class ComplexMap(SquareMap):
+    """A map onto unitary matrices alone, defined by :meth:`_times`; complex64 or complex128."""
+
+    def __init__(self, n: int, m: int | None = None, **like) -> None:
+        if like.get("dtype") is None:
+            like["dtype"] = torch.get_default_dtype().to_complex()
+        super().__init__(n, m, **like)
+        if not self.dtype.is_complex:
+            raise TypeError(f"{self._call}: expected a complex dtype, got {self.dtype}. For real matrices use CWY.")
+
+    def matrix(self, *free: Tensor) -> Tensor:
+        eye = torch.eye(self.n, dtype=self.dtype, device=free[0].device).expand(*self.batch, -1, -1)
+        return self._times(free, eye, False).mT
+
+    @staticmethod
+    def _turns(angle: Tensor) -> Tensor:
+        """The numbers of modulus 1 at these angles."""
+        # module.to(torch.complex64) makes every parameter complex, the angles too.
+        angle = angle.real if angle.is_complex() else angle
+        return torch.polar(torch.ones_like(angle), angle)
+
+    def _beside(self, x: Tensor, d: Tensor) -> Tensor:
+        """``d (*, K)`` with room for the dimensions of ``x (*, ..., N)`` between."""
+        return d.reshape(*self.batch, *[1] * (x.dim() - 1 - len(self.batch)), d.shape[-1])
