@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 
+import pytest
 import torch
 
 import cwy
@@ -34,13 +35,15 @@ def test_tables_hold_everything_in_80_columns():
     assert max(map(len, done.stdout.splitlines())) <= 80
 
 
-def test_a_backend_that_cannot_serve_is_listed_with_its_reason(monkeypatch):
-    refuses = dispatch.Backend("refuses", cwy.ops, "for others", lambda x: f"x is on {x.device}")
-    asks_more = dispatch.Backend("asks more", cwy.ops, "for two tensors", lambda x, y: None)
-    serves = dispatch.Backend("serves", cwy.ops, "always")
-    monkeypatch.setitem(dispatch._BACKENDS, "op", [refuses, asks_more, serves, serves])
-    rows = [(row["status"], row["why"]) for row in info.backends() if (row["op"], row["device"]) == ("op", "cpu")]
-    assert rows == [("not here", "x is on cpu"), ("depends", "for two tensors"), ("serves", "always"), ("ready", "always")]
+def test_the_choice_for_one_recurrence_gives_the_reasons():
+    rows = {row["backend"]: row for row in info.rollout(1024, reflections=128, batch=64, nonlinearity="relu", device="cuda")}
+    assert rows["cudnn"]["status"] == "not here"
+    assert "formed transition, not factors" in rows["cudnn"]["why"]
+    assert rows["torch"]["status"] == "serves"
+    rows = {row["backend"]: row for row in info.rollout(190, nonlinearity="modrelu", device="cuda")}
+    assert "it has relu and tanh, not modrelu" in rows["cudnn"]["why"]
+    with pytest.raises(ValueError, match="unknown nonlinearity"):
+        info.rollout(190, nonlinearity="gelu")
 
 
 def test_it_needs_torch_alone():

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ._version import __version__
 
 if TYPE_CHECKING:
-    from . import init, ops, parametrizations, testing
+    from . import init, nn, ops, parametrizations, testing
     from .api import bake, orthogonal
     from .registry import METHODS
     from .testing import orthogonality_error
@@ -18,6 +18,7 @@ _HOME = {
     "METHODS": "parametrizations",
     "bake": "api",
     "init": "",
+    "nn": "",
     "ops": "",
     "orthogonal": "api",
     "orthogonality_error": "testing",
@@ -30,6 +31,7 @@ __all__ = [
     "__version__",
     "bake",
     "init",
+    "nn",
     "ops",
     "orthogonal",
     "orthogonality_error",

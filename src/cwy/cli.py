@@ -19,11 +19,35 @@ with suppress(ImportError):
 EXTRAS = ("typer", "rich", "matplotlib")
 
 
-def info(json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False) -> None:
-    """Versions, devices, methods, and which backend serves each op here, and why."""
+def info(
+    json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
+    n: Annotated[int | None, typer.Option(metavar="N", min=1, help="Ask about a recurrence of N units.")] = None,
+    reflections: Annotated[int | None, typer.Option(metavar="L", min=1, help="Its reflections; all by default.")] = None,
+    batch: Annotated[int, typer.Option(metavar="B", min=1, help="Its batch size.")] = 128,
+    steps: Annotated[int, typer.Option(metavar="T", min=1, help="Its steps.")] = 512,
+    nonlinearity: Annotated[str, typer.Option(metavar="NAME", help="Its nonlinearity.")] = "modrelu",
+    dtype: Annotated[str, typer.Option(metavar="NAME", help="Its dtype.")] = "float32",
+    device: Annotated[str, typer.Option(metavar="NAME", help="Its device.")] = "cpu",
+    memory: Annotated[str, typer.Option(metavar="MODE", help="store, checkpoint or reversible.")] = "store",
+) -> None:
+    """Versions, devices, methods, and which backend serves each op here, and why.
+
+    With --n, which backend serves one recurrence, and why the others are passed over.
+    """
     from .info import gather
 
-    found = gather()
+    if n is None:
+        found = gather()
+    else:
+        import torch
+
+        from .info import rollout
+
+        with _plainly(ValueError):
+            kind = getattr(torch, dtype, None)
+            if not isinstance(kind, torch.dtype):
+                raise ValueError(f"unknown dtype {dtype!r}, e.g. float32, float64, complex64.")
+            found = {"backends": rollout(n, reflections, batch, steps, kind, device, nonlinearity, memory)}
     if json:
         from json import dumps
 
@@ -129,6 +153,9 @@ def _show(found: dict[str, Any]) -> None:
             table.add_row(*row.values())
         console.print(table)
 
+    if "versions" not in found:
+        show("Backends", found["backends"])
+        return
     show("Versions", [{"package": name, "version": version} for name, version in found["versions"].items()])
     show("Devices", [{"device": row["device"], "what": _device(row)} for row in found["devices"]])
     show("Methods", [row | {"complex": "yes" if row["complex"] else "no"} for row in found["methods"]])

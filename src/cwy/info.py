@@ -10,6 +10,7 @@ import torch
 
 from ._version import __version__
 from .ops import dispatch
+from .ops.recurrence.functions import Request, check_choices, factors_are_cheaper
 from .parametrizations import METHODS
 
 OPTIONAL = ("numpy", "triton", "cuda-core", "cuda-bindings", "typer", "rich", "matplotlib")
@@ -67,28 +68,47 @@ def methods() -> list[dict[str, Any]]:
 
 
 def backends() -> list[dict[str, Any]]:
-    """For each op and usable device its backends in the order of choice, asked with a small float32 matrix in eager mode.
+    """For each op and usable device its backends in the order of choice, asked for a small float32 problem in eager mode.
 
-    ``status`` is "serves" (what ``backend="auto"`` takes), "ready" (can serve; ``why`` says when it does), "not here"
-    (``why`` is the reason), or "depends" where the op's other arguments decide.
+    ``status`` is "serves" (what ``backend="auto"`` takes), "ready" (can serve; ``why`` says when it does), "passed over"
+    or "not here" (``why`` is the reason).
     """
     rows: list[dict[str, Any]] = []
     for device in dict.fromkeys(row["device"].split(":")[0] for row in devices() if "why_not" not in row):
-        probe = torch.zeros(2, 2, device=device)
-        for op, candidates in dispatch.backends().items():
-            served = False
-            for backend in candidates:
-                status, why = _ask(backend, probe)
-                if status == "ready" and not served:
-                    status, served = "serves", True
-                rows.append({"op": op, "device": device, "backend": backend.name, "status": status, "why": why})
+        wy = _choice(dispatch.backends("wy")["wy"], torch.zeros(2, 2, device=device))
+        rows += [{"op": "wy", "device": device, **row} for row in wy]
+        rows += rollout(128, device=device)
     return rows
 
 
-def _ask(backend: dispatch.Backend, probe: torch.Tensor) -> tuple[str, str]:
-    try:
-        reason = backend.why_not(probe)
-    except Exception:
-        # One matrix is not what every op takes; what it says of real arguments can't be known here.
-        return "depends", backend.about
-    return ("ready", backend.about) if reason is None else ("not here", reason)
+def rollout(
+    n: int,
+    reflections: int | None = None,
+    batch: int = 128,
+    steps: int = 512,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    nonlinearity: str = "modrelu",
+    memory: str = "store",
+) -> list[dict[str, Any]]:
+    """For one recurrence its backends in the order of choice: which serves, and why the others are passed over.
+
+    Example:
+        >>> [row["backend"] for row in rollout(190) if row["status"] == "serves"]
+        ['torch']
+    """
+    check_choices("info.rollout", nonlinearity, "all", memory)
+    factored = reflections is not None and factors_are_cheaper(n, reflections, batch * steps)
+    request = Request(n, batch, steps, dtype, device, nonlinearity, reflections if factored else None, memory)
+    return [{"op": "rollout", "device": device, **row} for row in _choice(dispatch.backends("rollout")["rollout"], request)]
+
+
+def _choice(candidates: list[dispatch.Backend], what: Any) -> list[dict[str, str]]:
+    rows, served = [], False
+    for backend in candidates:
+        reason, passed = backend.why_not(what), backend.why_pass(what)
+        status, why = ("not here", reason) if reason else ("passed over", passed) if passed else ("ready", backend.about)
+        if status == "ready" and not served:
+            status, served = "serves", True
+        rows.append({"backend": backend.name, "status": status, "why": why or ""})
+    return rows

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,12 +14,21 @@ from torch.autograd.forward_ad import unpack_dual
 
 @dataclass(frozen=True)
 class Backend:
-    """One implementation of an op: what it is for, and why it can't serve these tensors (None: it can)."""
+    """One implementation of an op.
+
+    Attributes:
+        name: what ``backend=`` takes.
+        module: what serves.
+        about: what it is for.
+        why_not: why it can't serve what is asked, or None if it can.
+        why_pass: why "auto" passes it over though it can, or None if it does not.
+    """
 
     name: str
     module: ModuleType
     about: str
-    why_not: Callable[..., str | None] = lambda *tensors: None
+    why_not: Callable[..., str | None] = lambda *what: None
+    why_pass: Callable[..., str | None] = lambda *what: None
 
 
 _BACKENDS: dict[str, list[Backend]] = {}
@@ -35,9 +45,14 @@ def backends(op: str | None = None) -> dict[str, list[Backend]]:
 
 
 def why_only_aten(*tensors: Tensor) -> str | None:
-    """Why an op with a hand-written backward can't serve here, or None if it can."""
+    """Why a backward written by hand can't serve here, or None if it can."""
     if torch.compiler.is_compiling():
         return "a compiler or exporter is tracing, which takes ATen ops"
+    return why_only_autograd(*tensors)
+
+
+def why_only_autograd(*tensors: Tensor) -> str | None:
+    """Why torch itself must differentiate, or None if a derivative of ours will do."""
     if torch._C._are_functorch_transforms_active():
         return "a torch.func transform is active, which differentiates ATen ops"
     if any(unpack_dual(t).tangent is not None for t in tensors):
@@ -45,16 +60,16 @@ def why_only_aten(*tensors: Tensor) -> str | None:
     return None
 
 
-def choose(op: str, backend: str, *tensors: Tensor) -> ModuleType:
-    """The module that serves ``op`` for these tensors; a backend named by the caller serves or raises."""
+def choose(op: str, backend: str, *what: Any) -> ModuleType:
+    """The module that serves ``op`` for what is asked; a backend named by the caller serves or raises."""
     candidates = _BACKENDS[op]
     if backend == "auto":
         for candidate in candidates:
-            if candidate.why_not(*tensors) is None:
+            if candidate.why_not(*what) is None and candidate.why_pass(*what) is None:
                 return candidate.module
     for candidate in candidates:
         if candidate.name == backend:
-            reason = candidate.why_not(*tensors)
+            reason = candidate.why_not(*what)
             if reason is None:
                 return candidate.module
             raise ValueError(f'cannot use backend "{backend}" for {op}: {reason}. Leave backend="auto", or see `cwy info`.')

@@ -9,7 +9,7 @@ import functools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -82,14 +82,13 @@ below_autograd = torch._C._AutoDispatchBelowAutograd
 _library = torch.library.Library("cwy", "FRAGMENT")
 
 
-def define(
-    schema: str, compute: Callable[..., Tensor], fake: Callable[..., Tensor], rule: type[Function]
-) -> Callable[..., Tensor]:
-    """Registers ``cwy::name`` with a kernel for every device, a fake one for compilers, and its derivatives."""
+def define(schema: str, compute: Callable, fake: Callable, autograd: Callable | None = None) -> Callable[..., Any]:
+    """Registers ``cwy::name``: a kernel for every device, a fake one for compilers, and its derivatives, if it has any."""
     name = schema.split("(")[0]
     _library.define(schema, tags=torch.Tag.pt2_compliant_tag)
     _library.impl(name, in_full_precision(compute), "CompositeExplicitAutograd")
-    _library.impl(name, lambda *args: rule.apply(*args), "Autograd")
+    if autograd is not None:
+        _library.impl(name, autograd, "Autograd")
     torch.library.register_fake(f"cwy::{name}", fake, lib=_library)
     return getattr(torch.ops.cwy, name)
 
@@ -126,5 +125,5 @@ matmul_op = define(
     "matmul(Tensor a, Tensor b) -> Tensor",
     lambda a, b: torch.matmul(a, b).contiguous(),
     lambda a, b: a.new_empty((*a.shape[:-1], b.shape[-1])),
-    _Matmul,
+    lambda a, b: _Matmul.apply(a, b),
 )

@@ -165,6 +165,8 @@ _matrix_exp_op = define(
     "matrix_exp(Tensor a) -> Tensor",
     lambda a: torch.linalg.matrix_exp(a).contiguous(),
     lambda a: a.new_empty(a.shape),
-    _MatrixExp,
+    lambda a: _MatrixExp.apply(a),
 )
-_cayley_op = define("cayley(Tensor a) -> Tensor", lambda a: _cayley(a).contiguous(), lambda a: a.new_empty(a.shape), _Cayley)
+_cayley_op = define(
+    "cayley(Tensor a) -> Tensor", lambda a: _cayley(a).contiguous(), lambda a: a.new_empty(a.shape), lambda a: _Cayley.apply(a)
+)

@@ -1,0 +1,129 @@
+"""The loop written by hand, as the op ``cwy::rollout``: a compiler sees one node and not T of them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from ..precision import below_autograd, define, in_full_precision
+from . import bptt
+from .bptt import Rollout
+from .nonlinearities import NONLINEARITIES
+from .transition import of
+
+
+def rollout(
+    x: Tensor, h0: Tensor, q: list[Tensor], bias: Tensor | None, weight: Tensor | None, nonlinearity: str, sizes: list[int],
+    memory: str, last: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """States of every step (empty, if only the last is wanted) and the last state of each sequence."""
+    states, hn, _, _ = _forward_op(x, h0, q, bias, weight, nonlinearity, sizes, memory, last)
+    return states, hn
+
+
+def _plan(q, bias, weight, nonlinearity, sizes, memory, last) -> Rollout:
+    return Rollout(of(q), bias, weight, NONLINEARITIES[nonlinearity], list(sizes), memory, last)
+
+
+def _forward(x, h0, q, bias, weight, *how):
+    return bptt.forward(x, h0, _plan(q, bias, weight, *how))
+
+
+def _forward_fake(x, h0, q, bias, weight, nonlinearity, sizes, memory, last):
+    total, n = x.shape[0], h0.shape[-1]
+    plan = _plan(q, bias, weight, nonlinearity, sizes, memory, last)
+    chunks = [sizes[start:stop] for start, stop in plan.chunks]
+    signs = torch.empty(0, dtype=torch.uint8, device=x.device)
+    if plan.f.signed and memory == "store":
+        signs = torch.empty(total, n, dtype=torch.bool, device=x.device)
+    elif plan.f.signed and memory == "reversible":
+        signs = torch.empty(sum(-(-sum(chunk) * n // 8) for chunk in chunks), dtype=torch.uint8, device=x.device)
+    starts = sum(chunk[0] for chunk in chunks) if memory == "checkpoint" else 0
+    states = h0.new_empty(total if memory == "store" or not last else 0, n)
+    return states, torch.empty_like(h0), signs, h0.new_empty(starts, n)
+
+
+def _backward(g, gn, x, h0, q, bias, weight, states, hn, signs, starts, *how):
+    dx, dh0, dq, dbias, dweight = bptt.backward(g, gn, x, h0, _plan(q, bias, weight, *how), states, hn, signs, starts)
+    empty = h0.new_empty(0)
+    return [dx, dh0, empty if dbias is None else dbias, empty if dweight is None else dweight, *dq]
+
+
+def _backward_fake(g, gn, x, h0, q, bias, weight, states, hn, signs, starts, nonlinearity, sizes, memory, last):
+    empty = h0.new_empty(0)
+    dx = h0.new_empty(sum(sizes), h0.shape[-1] if weight is None else weight.shape[1])
+    rest = [empty if p is None else torch.empty_like(p) for p in (bias, weight)]
+    return [dx, torch.empty_like(h0), *rest, *(torch.empty_like(p) for p in q)]
+
+
+class _Rollout(Function):
+    @staticmethod
+    def forward(ctx, x, h0, bias, weight, how, *q):
+        with below_autograd():
+            states, hn, signs, starts = _forward_op(x, h0, list(q), bias, weight, *how)
+        # The states stand for x, unless they were not stored or the input map's gradient needs it.
+        need_x = how[2] != "store" or weight is not None
+        ctx.save_for_backward(x if need_x else None, h0, bias, weight, states, hn, signs, starts, *q)
+        ctx.how = how
+        ctx.mark_non_differentiable(signs, starts)
+        ctx.set_materialize_grads(False)
+        return states, hn, signs, starts
+
+    @staticmethod
+    def backward(ctx, g, gn, *_):
+        x, h0, bias, weight, states, hn, signs, starts, *q = ctx.saved_tensors
+        g = g if states.shape[0] else None
+        if g is None and gn is None:
+            return None, None, None, None, None, *(None for _ in q)
+        if torch.is_grad_enabled():
+            dx, dh0, dq, dbias, dweight = _differentiable_backward(g, gn, x, h0, q, bias, weight, states, signs, ctx.how)
+        else:
+            dx, dh0, dbias, dweight, *dq = _backward_op(g, gn, x, h0, q, bias, weight, states, hn, signs, starts, *ctx.how)
+        return dx, dh0, None if bias is None else dbias, None if weight is None else dweight, None, *dq
+
+
+@in_full_precision
+def _differentiable_backward(g, gn, x, h0, q, bias, weight, states, signs, how):
+    """The adjoint out of place, so that it can be differentiated again; it reads the states, which are outputs."""
+    nonlinearity, sizes, memory, _ = how
+    if memory != "store":
+        raise ValueError(f"rollout: a second derivative needs memory='store', got {memory!r}.")
+    f, values = NONLINEARITIES[nonlinearity], states.split(sizes)
+    negative = signs.split(sizes) if f.signed else [None] * len(sizes)
+    grads = [torch.zeros_like(v) for v in values] if g is None else g.split(sizes)
+    carry, deltas = h0.new_zeros(0, h0.shape[-1]), []
+    for t in range(len(sizes) - 1, -1, -1):
+        after = carry.shape[0]
+        ending = h0.new_zeros(sizes[t] - after, h0.shape[-1]) if gn is None else gn[after : sizes[t]]
+        delta = f.back(grads[t] + torch.cat([carry, ending]), values[t], negative[t], bias if f.threshold else None)
+        carry = multiply_adjoint(q, delta)
+        deltas.append(delta)
+    delta = torch.cat(deltas[::-1])
+    before = torch.cat([h0[: sizes[0]], *(v[:size] for v, size in zip(values, sizes[1:], strict=False))])
+    along = torch.sgn(states).conj() * delta if f.threshold else delta
+    dbias = None if bias is None else (along.real if along.is_complex() and not bias.is_complex() else along).sum(0)
+    dweight = None if weight is None else delta.mT @ x.conj()
+    return (delta if weight is None else delta @ weight.conj()), carry, of(q).grad(delta, before), dbias, dweight
+
+
+def multiply_adjoint(q, delta):
+    if len(q) == 1:
+        return delta @ q[0].conj()
+    w, y, d = q
+    return delta * d.conj() - (delta @ w.conj()) @ y.mT
+
+
+_HOW = "str nonlinearity, SymInt[] sizes, str memory, bool last"
+_forward_op = define(
+    f"rollout(Tensor x, Tensor h0, Tensor[] q, Tensor? bias, Tensor? weight, {_HOW}) -> (Tensor, Tensor, Tensor, Tensor)",
+    _forward,
+    _forward_fake,
+    lambda x, h0, q, bias, weight, *how: _Rollout.apply(x, h0, bias, weight, how, *q),
+)
+_backward_op = define(
+    "rollout_backward(Tensor? g, Tensor? gn, Tensor? x, Tensor h0, Tensor[] q, Tensor? bias, Tensor? weight, "
+    f"Tensor states, Tensor hn, Tensor signs, Tensor starts, {_HOW}) -> Tensor[]",
+    _backward,
+    _backward_fake,
+)

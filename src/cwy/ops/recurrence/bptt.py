@@ -1,0 +1,175 @@
+r"""The loop over time and its adjoint, written by hand in torch.
+
+$h_t = f(Q h_{t-1} + x_t + b)$; backwards $\delta_t = f'(z_t)\,(g_t + Q^H\delta_{t+1})$, and the transition's gradient
+$\sum_t \delta_t h_{t-1}^H$ is one matrix product over all steps of a chunk. What is kept between the two is the memory mode's:
+
+- ``store``: every state (the outputs).
+- ``checkpoint``: the state at the start of each of $\sqrt T$ chunks; a chunk is run again before its adjoint.
+- ``reversible``: the last state and a sign bit a unit; states are recovered backwards, $h_{t-1} = Q^H(z_t - x_t - b)$.
+
+Sequences of unequal length are packed as torch packs them: step t has ``sizes[t]`` rows, never more than the step before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from . import loops
+from .nonlinearities import Nonlinearity
+from .transition import Transition
+
+REVERSIBLE_CHUNK = 64
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """One recurrence: its constants, the rows of each step, and what is kept.
+
+    Tensors over time are flat, ``(sum of sizes, N)``; those of x may have K columns that ``weight (N, K)`` maps.
+    """
+
+    transition: Transition
+    bias: Tensor | None
+    weight: Tensor | None
+    f: Nonlinearity
+    sizes: list[int]
+    memory: str
+    last: bool
+
+    @property
+    def chunks(self) -> list[tuple[int, int]]:
+        steps = len(self.sizes)
+        size = {"store": steps, "checkpoint": math.ceil(math.sqrt(steps)), "reversible": REVERSIBLE_CHUNK}[self.memory]
+        return [(start, min(start + size, steps)) for start in range(0, steps, max(size, 1))]
+
+    def inputs(self, rows: Tensor) -> Tensor:
+        """What is added to Qh at each row of a chunk of x."""
+        bias = None if self.f.threshold else self.bias
+        if self.weight is not None:
+            return torch.nn.functional.linear(rows, self.weight, bias)
+        return rows if bias is None else rows + bias
+
+    @property
+    def threshold(self) -> Tensor | None:
+        return self.bias if self.f.threshold else None
+
+
+def forward(x: Tensor, h0: Tensor, rollout: Rollout) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The states of every step (empty if none is wanted), each sequence's last state, and what the adjoint needs."""
+    sizes, f = rollout.sizes, rollout.f
+    total, n = sum(sizes), h0.shape[-1]
+    keep = rollout.memory == "store" or not rollout.last
+    states = h0.new_empty(total if keep else 0, n)
+    hn = h0.clone()
+    stored_signs = f.signed and rollout.memory == "store"
+    packed_signs = f.signed and rollout.memory == "reversible"
+    negative = torch.empty(total, n, dtype=torch.bool, device=x.device) if stored_signs else None
+    bits, starts = [], []
+    h, at = h0, 0
+    for start, stop in rollout.chunks:
+        chunk = sizes[start:stop]
+        size = sum(chunk)
+        into = states[at : at + size] if keep else h0.new_empty(size, n)
+        signs = negative[at : at + size] if negative is not None else None
+        if packed_signs:
+            signs = torch.empty(size, n, dtype=torch.bool, device=x.device)
+        if rollout.memory == "checkpoint":
+            starts.append(h[: chunk[0]])
+        h = loops.run(rollout.inputs(x[at : at + size]), h, into, signs, chunk, rollout.transition, f, rollout.threshold)
+        if packed_signs and signs is not None:
+            bits.append(_pack(signs))
+        _collect_last(hn, into, chunk, sizes[stop] if stop < len(sizes) else 0)
+        # A view would keep the whole chunk alive.
+        h = h if keep else h.clone()
+        at += size
+    if negative is None:
+        negative = torch.cat(bits) if bits else torch.empty(0, dtype=torch.uint8, device=x.device)
+    return states, hn, negative, torch.cat(starts) if starts else h0.new_empty(0, n)
+
+
+def _collect_last(hn: Tensor, states: Tensor, sizes: list[int], after: int) -> None:
+    """Copies the states of the sequences that end within a chunk."""
+    at = sum(sizes)
+    for t in range(len(sizes) - 1, -1, -1):
+        at -= sizes[t]
+        following = sizes[t + 1] if t + 1 < len(sizes) else after
+        if following < sizes[t]:
+            hn[following : sizes[t]] = states[at + following : at + sizes[t]]
+
+
+def _pack(signs: Tensor) -> Tensor:
+    """Eight signs a byte."""
+    flat = torch.nn.functional.pad(signs.reshape(-1).to(torch.uint8), (0, -signs.numel() % 8)).reshape(-1, 8)
+    return (flat << torch.arange(8, dtype=torch.uint8, device=signs.device)).sum(-1, dtype=torch.uint8)
+
+
+def _unpack(bits: Tensor, shape: tuple[int, int]) -> Tensor:
+    flat = (bits[:, None] >> torch.arange(8, dtype=torch.uint8, device=bits.device)) & 1
+    return flat.reshape(-1)[: shape[0] * shape[1]].reshape(shape).bool()
+
+
+def backward(
+    g: Tensor | None, gn: Tensor | None, x: Tensor | None, h0: Tensor, rollout: Rollout, states: Tensor, hn: Tensor,
+    signs: Tensor, starts: Tensor,
+) -> tuple[Tensor, Tensor, list[Tensor], Tensor | None, Tensor | None]:  # fmt: skip
+    """Gradients of x, h0, the transition's tensors, bias and weight; ``x`` may be None if every state was stored."""
+    sizes, f, weight, n = rollout.sizes, rollout.f, rollout.weight, h0.shape[-1]
+    total = sum(sizes)
+    dx = h0.new_empty(total, n if weight is None else weight.shape[1])
+    dweight = None if weight is None else torch.zeros_like(weight)
+    dbias = None if rollout.bias is None else torch.zeros_like(rollout.bias)
+    dq = [torch.zeros_like(part) for part in rollout.transition]
+    # Of the step after a chunk: its states before it, and the gradient that reaches them.
+    h, carry = hn[:0], h0.new_zeros(0, n)
+    at, bit, first = total, signs.shape[0], starts.shape[0]
+    for start, stop in reversed(rollout.chunks):
+        chunk = sizes[start:stop]
+        size = sum(chunk)
+        at -= size
+        part = h0[:0] if x is None else x[at : at + size]
+        negative, before, known = None, h0, states[at : at + size]
+        if rollout.memory == "store":
+            negative = signs[at : at + size] if f.signed else None
+        elif rollout.memory == "checkpoint":
+            first -= chunk[0]
+            before = starts[first : first + chunk[0]]
+            negative = torch.empty(size, n, dtype=torch.bool, device=h0.device) if f.signed else None
+            known = h0.new_empty(size, n)
+            loops.run(rollout.inputs(part), before, known, negative, chunk, rollout.transition, f, rollout.threshold)
+        else:
+            if f.signed:
+                used = -(-size * n // 8)
+                bit -= used
+                negative = _unpack(signs[bit : bit + used], (size, n))
+            known, before = loops.recover(rollout.inputs(part), h, hn, negative, chunk, rollout.transition)
+            h = before
+        deltas = dx[at : at + size] if weight is None else h0.new_empty(size, n)
+        deltas.zero_() if g is None else deltas.copy_(g[at : at + size])
+        carry = loops.adjoint(deltas, carry, gn, known, negative, chunk, rollout.transition, f, rollout.threshold)
+        for ours, previous in _steps_before(deltas, known, before, chunk):
+            for total_grad, grad in zip(dq, rollout.transition.grad(ours, previous), strict=True):
+                total_grad += grad
+        if dbias is not None:
+            # Along the phase of h, modReLU has derivative 1: its threshold's gradient is that of |z|.
+            along = (torch.sgn(known).conj() * deltas) if f.threshold else deltas
+            dbias += (along.real if along.is_complex() and not dbias.is_complex() else along).sum(0)
+        if weight is not None and dweight is not None:
+            torch.mm(deltas, weight.conj(), out=dx[at : at + size])
+            dweight += deltas.mT @ part.conj()
+    dh0 = carry if sizes else gn if gn is not None else torch.zeros_like(h0)
+    return dx, dh0, dq, dbias, dweight
+
+
+def _steps_before(deltas: Tensor, states: Tensor, before: Tensor, sizes: list[int]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Deltas beside the states they multiplied, in as few pieces as views allow."""
+    if sizes[0] == sizes[-1]:
+        yield deltas[: sizes[0]], before
+        yield deltas[sizes[0] :], states[: -sizes[0]]
+    else:
+        values = states.split(sizes)
+        yield deltas, torch.cat([before, *(value[:size] for value, size in zip(values, sizes[1:], strict=False))])

@@ -1,0 +1,197 @@
+"""The public function ``rollout``: check, choose how, run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+
+from .. import dispatch
+from ..wy import WY
+from . import autograd, cudnn, reference
+from .nonlinearities import NONLINEARITIES
+
+MEMORY = ("store", "checkpoint", "reversible")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a backend must know to say whether it can serve a rollout."""
+
+    n: int
+    batch: int
+    steps: int
+    dtype: torch.dtype
+    device: str
+    nonlinearity: str
+    factors: int | None = None
+    memory: str = "store"
+    last: bool = False
+    equal_lengths: bool = True
+    transformed: str | None = None
+    compiling: bool = False
+
+
+def _by_hand(request: Request) -> str | None:
+    if request.transformed is not None:
+        return request.transformed
+    if request.nonlinearity not in NONLINEARITIES:
+        return "the nonlinearity is a callable, whose derivative only autograd knows"
+    return None
+
+
+dispatch.provide(
+    "rollout",
+    dispatch.Backend("cudnn", cudnn, "relu and tanh on a GPU: torch's fused RNN", cudnn.why_not, cudnn.why_pass),
+    dispatch.Backend("torch", autograd, "the loop and its adjoint by hand; CUDA graphs on a GPU", _by_hand),
+    dispatch.Backend("reference", reference, "a loop over time and autograd: the definition; torch.func, callables"),
+)
+
+
+def factors_are_cheaper(n: int, reflections: int, rows: int) -> bool:
+    """Whether a training step of ``rows`` states in all costs fewer operations by factors than by a formed Q."""
+    return 16 * n * reflections * rows < 6 * n * n * rows + 12 * n * n * reflections
+
+
+def rollout(
+    x: Tensor | PackedSequence,
+    h0: Tensor,
+    transition: Tensor | WY,
+    bias: Tensor | None = None,
+    nonlinearity: str | Callable[[Tensor], Tensor] = "modrelu",
+    *,
+    signs: Tensor | None = None,
+    weight: Tensor | None = None,
+    lengths: Tensor | None = None,
+    output: str = "all",
+    memory: str = "store",
+    backend: str = "auto",
+) -> tuple[Tensor | PackedSequence | None, Tensor]:
+    r"""A whole recurrence, $h_t = f(Q h_{t-1} + x_t + b)$, forward and backward.
+
+    For "modrelu" the bias is the threshold: $h_t = \mathrm{sgn}(z_t)\,\mathrm{relu}(|z_t| + b)$, $z_t = Q h_{t-1} + x_t$.
+
+    Args:
+        x: ``(T, B, N)``, the inputs of every step; or a packed sequence of them, sorted.
+        h0: ``(B, N)``, the first states.
+        transition: Q ``(N, N)``, or the factors of :func:`~cwy.ops.wy_factors`: then the cheaper of the two forms is used.
+        bias: ``(N,)`` or None.
+        nonlinearity: "modrelu", "abs", "relu", "leaky_relu", "tanh", "identity"; or a function, which takes the slow path.
+        signs: ``(N,)``, for factors: $Q = (I - UTU^H)\,\mathrm{diag}(s)$.
+        weight: ``(N, K)``, if given, maps x ``(T, B, K)`` first; in the memory modes a chunk of steps at a time.
+        lengths: ``(B,)``, where sequences end; states after that are zero, and no gradient comes from there.
+        output: "all" states, or only the "last".
+        memory: "store" every state for the backward; "checkpoint" $\sqrt T$ of them and compute the rest again;
+            "reversible" ("abs" and "identity"): recover them backwards, from a sign bit a unit.
+        backend: "auto", or one of those that ``cwy info`` lists.
+
+    Returns:
+        ``(states, last)``: ``(T, B, N)`` (packed if x is; None for output="last") and ``(B, N)``.
+
+    Example:
+        >>> q = cwy_matrix(torch.randn(8, 8))
+        >>> states, last = rollout(torch.zeros(100, 3, 8), torch.randn(3, 8), q, nonlinearity="identity")
+        >>> torch.allclose(last.norm(dim=-1), states[0].norm(dim=-1), rtol=1e-4)
+        True
+    """
+    check_choices("rollout", nonlinearity, output, memory)
+    if lengths is not None:
+        if isinstance(x, PackedSequence):
+            raise ValueError("rollout: x is packed and has its lengths already; leave lengths out.")
+        packed = pack_padded_sequence(x, lengths.cpu(), enforce_sorted=False)
+        order, back = packed.sorted_indices, packed.unsorted_indices
+        assert order is not None
+        assert back is not None
+        states, last = rollout(
+            PackedSequence(packed.data, packed.batch_sizes), h0[order], transition, bias, nonlinearity, signs=signs,
+            weight=weight, output=output, memory=memory, backend=backend,
+        )  # fmt: skip
+        if states is not None:
+            states = PackedSequence(states.data, packed.batch_sizes, order, back)
+            states, _ = pad_packed_sequence(states, total_length=x.shape[0])
+        return states, last[back]
+    if isinstance(x, PackedSequence):
+        rows, sizes = x.data, x.batch_sizes.tolist()
+    else:
+        _check_shape("x", x, 3, "(T, B, N)")
+        rows, sizes = x.reshape(-1, x.shape[-1]), [x.shape[1]] * x.shape[0]
+    n = h0.shape[-1]
+    _check_shape("h0", h0, 2, "(B, N)")
+    columns = n if weight is None else weight.shape[-1]
+    if rows.shape[-1] != columns or (sizes and sizes[0] != h0.shape[0]):
+        raise ValueError(
+            f"rollout: x is {tuple(x.shape) if isinstance(x, Tensor) else f'packed, {tuple(rows.shape)}'} and h0 "
+            f"{tuple(h0.shape)}: expected x (T, {h0.shape[0]}, {columns})."
+        )
+    wanted = torch.promote_types(torch.promote_types(rows.dtype, h0.dtype), _dtype(transition))
+    # Half precision would lose the norm within hundreds of steps: it is computed in float32 and rounded at the end.
+    dtype = torch.float32 if wanted in (torch.float16, torch.bfloat16) else wanted
+    q = _transition(transition, signs, n, rows.shape[0], dtype)
+    rows, h0, weight = rows.to(dtype), h0.to(dtype), None if weight is None else weight.to(dtype)
+    f = nonlinearity if isinstance(nonlinearity, str) else "callable"
+    if dtype.is_complex and f in NONLINEARITIES and not NONLINEARITIES[f].complex:
+        names = ", ".join(repr(k) for k, v in NONLINEARITIES.items() if v.complex)
+        raise ValueError(f"rollout: nonlinearity {f!r} has no complex form. Use one of {names}.")
+    if bias is not None:
+        real = dtype.to_real() if dtype.is_complex and f == "modrelu" else dtype
+        bias = bias.to(real)
+    request = Request(
+        n, h0.shape[0], len(sizes), dtype, rows.device.type, f, q[0].shape[1] if len(q) > 1 else None, memory,
+        output == "last", not sizes or sizes[0] == sizes[-1], dispatch.why_only_autograd(rows, h0, *q),
+        torch.compiler.is_compiling(),
+    )  # fmt: skip
+    serve = dispatch.choose("rollout", backend, request).rollout
+    states, last = serve(rows, h0, q, bias, weight, nonlinearity, sizes, memory, output == "last")
+    states, last = states.to(wanted), last.to(wanted)
+    if output == "last":
+        return None, last
+    if isinstance(x, PackedSequence):
+        return PackedSequence(states, x.batch_sizes, x.sorted_indices, x.unsorted_indices), last
+    return states.reshape(*x.shape[:2], n), last
+
+
+def _dtype(transition: Tensor | WY) -> torch.dtype:
+    return transition.u.dtype if isinstance(transition, WY) else transition.dtype
+
+
+def _transition(transition: Tensor | WY, signs: Tensor | None, n: int, rows: int, dtype: torch.dtype) -> list[Tensor]:
+    """Q, or its factors w, y, d with $Q = \\mathrm{diag}(d) - w y^H$."""
+    if not isinstance(transition, WY):
+        if transition.shape != (n, n):
+            raise ValueError(f"rollout: transition must be ({n}, {n}) for states of {n}, got {tuple(transition.shape)}.")
+        if signs is not None:
+            raise ValueError("rollout: signs belong to factors; multiply a formed transition by them instead.")
+        return [transition.to(dtype)]
+    u, t = (factor.to(dtype) for factor in transition)
+    if u.shape[:-1] != (n,):
+        raise ValueError(f"rollout: the factors must be of {n} x L vectors for states of {n}, got u {tuple(u.shape)}.")
+    d = torch.ones(n, dtype=dtype, device=u.device) if signs is None else signs.to(dtype)
+    w, y = u @ t, u * d.conj().unsqueeze(-1)
+    if factors_are_cheaper(n, u.shape[-1], rows):
+        return [w, y, d]
+    return [torch.diag(d) - w @ y.mH]
+
+
+def check_choices(call: str, nonlinearity: str | Callable, output: str, memory: str) -> None:
+    """Raises unless the three name something that exists and fits together."""
+    if not callable(nonlinearity) and nonlinearity not in NONLINEARITIES:
+        raise ValueError(f"{call}: unknown nonlinearity {nonlinearity!r}. Known: {', '.join(NONLINEARITIES)}, or a function.")
+    if output not in ("all", "last"):
+        raise ValueError(f"{call}: output must be 'all' or 'last', got {output!r}.")
+    if memory not in MEMORY:
+        raise ValueError(f"{call}: memory must be one of {', '.join(map(repr, MEMORY))}, got {memory!r}.")
+    if memory == "reversible":
+        reason = "its inverse is not known" if callable(nonlinearity) else NONLINEARITIES[nonlinearity].irreversible
+        if reason is not None:
+            raise ValueError(f"{call}: memory='reversible' is not for this nonlinearity: {reason}. Use memory='checkpoint'.")
+
+
+def _check_shape(name: str, x: Tensor, dims: int, shape: str) -> None:
+    if not isinstance(x, Tensor) or x.dim() != dims:
+        got = f"shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+        raise ValueError(f"rollout: {name} must be {shape}, got {got}.")
+    if not (x.is_floating_point() or x.is_complex()):
+        raise TypeError(f"rollout: {name} must be floating-point or complex, got {x.dtype}.")

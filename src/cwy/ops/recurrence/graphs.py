@@ -1,0 +1,65 @@
+"""Loops over time as CUDA graphs: many small launches become one."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator
+
+import torch
+from torch import Tensor
+
+BLOCKS = (128, 16)  # steps a graph; what is left over runs step by step
+_KEPT = 64
+
+_graphs: OrderedDict[Hashable, _Graph] = OrderedDict()
+_lock = threading.Lock()
+
+
+class _Graph:
+    """A function of tensors, recorded once for their shapes and replayed on copies of them."""
+
+    def __init__(self, fn: Callable[..., tuple[Tensor, ...]], given: tuple[Tensor, ...]) -> None:
+        self._given = tuple(t.clone() for t in given)
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            fn(*self._given)  # libraries make their handles and workspaces outside the recording
+        torch.cuda.current_stream().wait_stream(side)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            self._made = fn(*self._given)
+
+    def __call__(self, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        for ours, theirs in zip(self._given, given, strict=True):
+            ours.copy_(theirs)
+        self._graph.replay()
+        return self._made
+
+
+def worth(x: Tensor, sizes: list[int]) -> bool:
+    """Whether steps of equal size on a GPU can be recorded: not while the caller is recording a graph of its own."""
+    return x.is_cuda and len(sizes) >= BLOCKS[-1] and sizes[0] == sizes[-1] and not torch.cuda.is_current_stream_capturing()
+
+
+def blocks(steps: int) -> Iterator[tuple[int, int]]:
+    """(start, count) of the pieces in which so many steps are run; those of a size in BLOCKS are recorded."""
+    start = 0
+    for size in (*BLOCKS, 1):
+        while steps - start >= size:
+            count = size if size > 1 else steps - start
+            yield start, count
+            start += count
+
+
+def replay(fn: Callable[..., tuple[Tensor, ...]], key: Hashable, *given: Tensor) -> tuple[Tensor, ...]:
+    """``fn(*given)`` by its graph. The results are overwritten by the next replay: copy them."""
+    stream = torch.cuda.current_stream(given[0].device)
+    key = key, stream, *((t.shape, t.dtype, t.device) for t in given)
+    with _lock, torch.cuda.device(given[0].device):
+        if key not in _graphs:
+            _graphs[key] = _Graph(fn, given)
+            if len(_graphs) > _KEPT:
+                _graphs.popitem(last=False)
+        _graphs.move_to_end(key)
+        return _graphs[key](given)

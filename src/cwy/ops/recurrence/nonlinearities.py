@@ -1,0 +1,100 @@
+"""The nonlinearities of a recurrence: their definition, a step in place, and the adjoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+aten = torch.ops.aten
+SLOPE = 0.01  # of leaky_relu, torch's default
+
+
+@dataclass(frozen=True)
+class Nonlinearity:
+    """A pointwise f with $h = f(z)$, whose derivative is known from h (and, for abs, from the sign of z).
+
+    Attributes:
+        name: what ``nonlinearity=`` takes.
+        define: ``define(z, bias)``, differentiable: the reference. The bias is None where it was added to z already.
+        step_: the same in place.
+        back: the gradient of z from that of h, differentiable: ``back(dh, h, negative, bias)``.
+        threshold: whether the bias is the nonlinearity's own (modReLU) rather than added to z.
+        complex: whether it takes complex states.
+        irreversible: why z can't be recovered from h, or None if it can.
+    """
+
+    name: str
+    define: Callable[[Tensor, Tensor | None], Tensor]
+    step_: Callable[[Tensor, Tensor | None], object]
+    back: Callable[[Tensor, Tensor, Tensor | None, Tensor | None], Tensor]
+    threshold: bool = False
+    complex: bool = False
+    irreversible: str | None = None
+
+    @property
+    def signed(self) -> bool:
+        """Whether the sign of z must be kept beside h."""
+        return self.name == "abs"
+
+
+def modrelu(z: Tensor, bias: Tensor | None) -> Tensor:
+    r"""$\mathrm{sgn}(z)\,\mathrm{relu}(|z| + b)$, real or complex."""
+    size = z.abs()
+    return torch.sgn(z) * torch.relu(size if bias is None else size + bias)
+
+
+def _modrelu_step(z: Tensor, bias: Tensor | None) -> None:
+    size = z.abs()
+    if bias is not None:
+        size += bias
+    z.sgn_().mul_(size.relu_())
+
+
+def _modrelu_back(dh: Tensor, h: Tensor, negative: Tensor | None, bias: Tensor | None) -> Tensor:
+    if not h.is_complex():
+        return dh * (h != 0)
+    # h = u (r + b) with z = u r: along u the derivative is 1, across it (r + b)/r.
+    size = h.abs()
+    live = size > 0
+    ratio = 1 if bias is None else size / torch.where(live, size - bias, 1)
+    u = torch.sgn(h)
+    along = (u.conj() * dh).real * u
+    return torch.where(live, along + ratio * (dh - along), 0)
+
+
+def _abs_back(dh: Tensor, h: Tensor, negative: Tensor | None, bias: Tensor | None) -> Tensor:
+    assert negative is not None
+    return torch.where(negative, -dh, dh)
+
+
+_LOST = "{} maps different inputs to the same output, so that its input can't be recovered"
+
+NONLINEARITIES: dict[str, Nonlinearity] = {
+    f.name: f
+    for f in (
+        Nonlinearity(
+            "modrelu", modrelu, _modrelu_step, _modrelu_back, threshold=True, complex=True,
+            irreversible=_LOST.format("modrelu with a negative bias"),
+        ),
+        Nonlinearity("abs", lambda z, b: z.abs(), lambda z, b: z.abs_(), _abs_back),
+        Nonlinearity(
+            "relu", lambda z, b: z.relu(), lambda z, b: z.relu_(),
+            lambda dh, h, n, b: aten.threshold_backward(dh, h, 0),
+            irreversible=_LOST.format("relu"),
+        ),
+        Nonlinearity(
+            "leaky_relu", lambda z, b: torch.nn.functional.leaky_relu(z, SLOPE), lambda z, b: aten.leaky_relu_(z, SLOPE),
+            lambda dh, h, n, b: aten.leaky_relu_backward(dh, h, SLOPE, True),
+            irreversible=f"undoing leaky_relu multiplies rounding errors by {1 / SLOPE:g} a step",
+        ),
+        Nonlinearity(
+            "tanh", lambda z, b: z.tanh(), lambda z, b: z.tanh_(),
+            lambda dh, h, n, b: aten.tanh_backward(dh, h),
+            irreversible="undoing tanh loses all digits where it saturates",
+        ),
+        Nonlinearity("identity", lambda z, b: z, lambda z, b: z, lambda dh, h, n, b: dh, complex=True),
+    )
+}  # fmt: skip

@@ -1,0 +1,196 @@
+"""The recurrence: every backend, nonlinearity, memory mode and layout against the definition in float64."""
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.autograd import gradcheck, gradgradcheck
+
+from cwy.ops import cwy_matrix, rollout, wy_factors
+from cwy.ops.recurrence.nonlinearities import NONLINEARITIES
+from cwy.testing import assert_as_close
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+def problem(n, batch, steps, dtype=torch.float32, device="cpu", reflections=None):
+    """Inputs of a recurrence, made in float64 and rounded, all leaves."""
+    g = torch.Generator().manual_seed(n + 31 * batch + steps)
+    shapes = {"x": (steps, batch, n), "h0": (batch, n), "v": (n, reflections or n), "bias": (n,)}
+    made = {k: torch.randn(*s, dtype=torch.float64, generator=g) for k, s in shapes.items()}
+    made["bias"] *= 0.1
+    return {k: p.to(dtype).to(device).requires_grad_() for k, p in made.items()}
+
+
+def run(given, nonlinearity, factors=False, strided=False, **options):
+    """Outputs and all gradients of a loss that reads every state."""
+    leaves = {k: p.detach().clone().requires_grad_() for k, p in given.items()}
+    x = leaves["x"]
+    if strided:
+        x = torch.stack([x, x], -1)[..., 0]
+    transition = wy_factors(leaves["v"]) if factors else cwy_matrix(leaves["v"])
+    states, last = rollout(x, leaves["h0"], transition, leaves["bias"], nonlinearity, **options)
+    loss = (last * torch.cos(torch.arange(last.numel(), device=last.device)).reshape(last.shape)).sum()
+    if states is not None:
+        loss = loss + (states * torch.sin(torch.arange(states.numel(), device=last.device)).reshape(states.shape)).sum()
+    loss.backward()
+    return [t for t in (states, last, *(p.grad for p in leaves.values())) if t is not None]
+
+
+def double(given):
+    return {k: p.detach().double() for k, p in given.items()}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("nonlinearity", NONLINEARITIES)
+@pytest.mark.parametrize(("n", "batch", "steps"), [(1, 1, 1), (7, 3, 2), (33, 1, 257), (190, 130, 3), (33, 130, 17)])
+@pytest.mark.parametrize("backend", ["torch", "cudnn"])
+def test_backends_are_as_accurate_as_plain_torch(backend, n, batch, steps, nonlinearity, device):
+    if backend == "cudnn" and (nonlinearity not in ("relu", "tanh") or device == "cpu"):
+        pytest.skip("what it can't serve raises, which another test checks")
+    given = problem(n, batch, steps, device=device)
+    truth = run(double(given), nonlinearity, backend="reference")
+    plain = run(given, nonlinearity, backend="reference")
+    torch.use_deterministic_algorithms(True, warn_only=True)  # fresh memory is filled with NaN
+    try:
+        ours = run(given, nonlinearity, backend=backend, strided=True)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    for a, p, t in zip(ours, plain, truth, strict=True):
+        # cuDNN approximates tanh.
+        assert_as_close(a, p, t, factor=2 if (backend, nonlinearity) != ("cudnn", "tanh") else 40)
+
+
+def layouts():
+    for f, memory, last, factors, packed in itertools.product(
+        NONLINEARITIES, ("store", "checkpoint", "reversible"), (False, True), (False, True), (False, True)
+    ):
+        if not (memory == "reversible" and NONLINEARITIES[f].irreversible):
+            yield pytest.param(
+                f, memory, last, factors, packed, id=f"{f}-{memory}-last={last}-factors={factors}-packed={packed}"
+            )
+
+
+@pytest.mark.parametrize(("f", "memory", "last", "factors", "packed"), list(layouts()))
+def test_every_mode_equals_the_definition(f, memory, last, factors, packed):
+    given = problem(6, 5, 70, torch.float64, reflections=2)
+    options = {"output": "last" if last else "all", "memory": memory}
+    if packed:
+        options["lengths"] = torch.tensor([70, 3, 70, 1, 65])
+    ours = run(given, f, factors, **options)
+    truth = run(given, f, backend="reference", **{**options, "memory": "store"})
+    for a, t in zip(ours, truth, strict=True):
+        torch.testing.assert_close(a, t, atol=1e-8, rtol=1e-8)
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=5), st.sampled_from(["abs", "modrelu", "tanh"]))
+def test_what_lies_beyond_a_sequence_changes_nothing(lengths, f):
+    given = problem(4, len(lengths), 9, torch.float64)
+    ends = torch.tensor(lengths)
+    beyond = torch.arange(9)[:, None] >= ends
+    other = {**given, "x": given["x"].detach().masked_fill(beyond[..., None], 7.0)}
+    for a, b in zip(run(given, f, lengths=ends), run(other, f, lengths=ends), strict=True):
+        assert torch.equal(a, b)
+    states, last = rollout(given["x"], given["h0"], cwy_matrix(given["v"]), given["bias"], f, lengths=ends)
+    assert (states[beyond] == 0).all()
+    assert torch.equal(last, states[ends - 1, torch.arange(len(lengths))])
+    alone, _ = rollout(given["x"][: lengths[0], :1], given["h0"][:1], cwy_matrix(given["v"]), given["bias"], f)
+    torch.testing.assert_close(states[: lengths[0], :1], alone)
+
+
+@pytest.mark.parametrize("f", NONLINEARITIES)
+def test_derivatives_of_second_order(f):
+    for dtype in (torch.float64, torch.complex128):
+        if dtype.is_complex and not NONLINEARITIES[f].complex:
+            continue
+        x = torch.randn(3, 2, 3, dtype=dtype, requires_grad=True)
+        h0 = torch.randn(2, 3, dtype=dtype, requires_grad=True)
+        v = torch.randn(3, 3, dtype=dtype, requires_grad=True)
+        bias = torch.rand(3, dtype=torch.float64, requires_grad=True)
+        call = lambda x, h0, v, bias: rollout(x, h0, cwy_matrix(v), bias, f)
+        assert gradcheck(call, (x, h0, v, bias), check_forward_ad=True)
+        assert gradgradcheck(call, (x, h0, v, bias))
+
+
+@pytest.mark.parametrize("f", ["abs", "tanh"])
+def test_transforms(f):
+    given = problem(4, 3, 5, torch.float64)
+
+    def loss(x):
+        return rollout(x, given["h0"], cwy_matrix(given["v"]), given["bias"], f)[0].square().sum()
+
+    x = torch.randn(2, 5, 3, 4, dtype=torch.float64)
+    torch.testing.assert_close(torch.func.vmap(loss)(x), torch.stack([loss(one) for one in x]))
+    (slope,) = torch.autograd.grad(loss(given["x"]), given["x"])
+    _, tangent = torch.func.jvp(loss, (given["x"].detach(),), (x[0],))
+    torch.testing.assert_close(tangent, (slope * x[0]).sum())
+
+
+def test_a_function_takes_the_slow_path():
+    given = problem(4, 3, 5, torch.float64)
+    for a, b in zip(run(given, torch.tanh), run(given, "tanh"), strict=True):
+        torch.testing.assert_close(a, b)
+    with pytest.raises(ValueError, match="callable"):
+        run(given, torch.tanh, backend="torch")
+
+
+def test_the_norm_is_kept():
+    """An orthogonal transition neither explodes nor vanishes: 1e-4 over 1,000 steps, 1e-3 over 10,000."""
+    for n, steps, bound in ((128, 1000, 1e-4), (190, 10_000, 1e-3)):
+        h0 = torch.randn(2, n)
+        _, last = rollout(torch.zeros(steps, 2, n), h0, cwy_matrix(torch.randn(n, n)), None, "identity", output="last")
+        assert ((last.norm(dim=-1) / h0.norm(dim=-1)) - 1).abs().max() <= bound
+
+
+def test_reversible_recovers_two_thousand_steps():
+    given = problem(64, 4, 2000)
+    stored = run(given, "abs", output="last")
+    recovered = run(given, "abs", output="last", memory="reversible")
+    for a, b in zip(recovered, stored, strict=True):
+        assert (a - b).norm() <= 1e-3 * b.norm()
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 4), (5, 0, 4), (1, 1, 4)])
+def test_no_steps_and_no_sequences(shape):
+    x, h0 = torch.randn(shape, requires_grad=True), torch.randn(shape[1], 4, requires_grad=True)
+    states, last = rollout(x, h0, cwy_matrix(torch.randn(4, 4)))
+    assert states.shape == shape
+    assert last.shape == h0.shape
+    (states.sum() + last.sum()).backward()
+    assert x.grad.shape == shape
+
+
+Q = torch.eye(4)
+X = torch.zeros(5, 3, 4)
+ERRORS = [
+    (lambda: rollout(X, X[0], Q, None, "gelu"), ValueError, "unknown nonlinearity 'gelu'.*modrelu"),
+    (lambda: rollout(X, X[0], Q, output="first"), ValueError, "'all' or 'last'"),
+    (lambda: rollout(X, X[0], Q, memory="none"), ValueError, "'store', 'checkpoint', 'reversible'"),
+    (lambda: rollout(X, X[0], Q, None, "tanh", memory="reversible"), ValueError, "tanh.*checkpoint"),
+    (lambda: rollout(X, X[0], Q, None, "leaky_relu", memory="reversible"), ValueError, "rounding errors by 100"),
+    (lambda: rollout(X, X[0], torch.eye(5)), ValueError, r"\(4, 4\).*\(5, 5\)"),
+    (lambda: rollout(X, torch.zeros(2, 4), Q), ValueError, r"expected x \(T, 2, 4\)"),
+    (lambda: rollout(X[0], X[0], Q), ValueError, r"x must be \(T, B, N\)"),
+    (lambda: rollout(X.long(), X[0], Q), TypeError, "int64"),
+    (lambda: rollout(X, X[0], Q, signs=torch.ones(4)), ValueError, "signs belong to factors"),
+    (lambda: rollout(X.cfloat(), X[0], Q.cfloat(), None, "relu"), ValueError, "no complex form.*'modrelu'"),
+    (lambda: rollout(X, X[0], Q, None, "relu", backend="cudnn"), ValueError, "cudnn.*x is on cpu"),
+    (lambda: rollout(X, X[0], Q, backend="cuda9"), ValueError, 'no backend "cuda9"'),
+]
+
+
+@pytest.mark.parametrize(("call", "kind", "words"), ERRORS)
+def test_errors(call, kind, words):
+    with pytest.raises(kind, match=words):
+        call()
+
+
+def test_the_op_is_well_registered():
+    given = problem(4, 3, 5)
+    q = cwy_matrix(given["v"].detach()).requires_grad_()
+    for f, memory, last in (("abs", "store", False), ("abs", "reversible", True), ("relu", "checkpoint", True)):
+        how = (given["bias"], None, f, [3] * 5, memory, last)
+        arguments = (given["x"].reshape(-1, 4), given["h0"], [q], *how)
+        torch.library.opcheck(torch.ops.cwy.rollout.default, arguments)
