@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import cwy
+from tests.watch import Largest
 
 LAYERS = [
     (lambda: nn.Linear(6, 6), "weight"),
@@ -127,6 +128,68 @@ def test_haar_is_uniform():
         assert trace.abs().square().mean().item() == pytest.approx(1, abs=0.08)
 
 
+def trained(layer):
+    """Away from its start, by a few steps towards a random matrix."""
+    target = torch.randn_like(layer.weight)
+    optimiser = torch.optim.Adam(layer.parameters(), lr=0.05)
+    for _ in range(30):
+        optimiser.zero_grad()
+        (layer.weight - target).abs().square().sum().backward()
+        optimiser.step()
+    return layer
+
+
+@pytest.mark.parametrize(("n", "reflections"), [(6, 3), (12, 3), (9, 8), (40, 8)])
+def test_few_reflections_with_signs_are_found_again(n, reflections):
+    """A start at the identity has signs; what is trained from there survives bake and a new constraint."""
+    layer = trained(linear(n, init="identity", reflections=reflections))
+    weight = layer.weight.detach().clone()
+    layer.weight = weight
+    torch.testing.assert_close(layer.weight.detach(), weight, atol=1e-10, rtol=0)
+    again = cwy.orthogonal(cwy.bake(layer), reflections=reflections)
+    torch.testing.assert_close(again.weight.detach(), weight, atol=1e-10, rtol=0)
+
+
+def test_one_complex_reflection_is_found_again():
+    layer = trained(cwy.orthogonal(nn.Linear(6, 6, dtype=torch.complex128), reflections=1, init="identity"))
+    with torch.no_grad():
+        layer.parametrizations.weight.original1.fill_(1)
+    weight = layer.weight.detach().clone()
+    layer.weight = weight
+    torch.testing.assert_close(layer.weight.detach(), weight, atol=1e-10, rtol=0)
+
+
+def test_the_complex_identity_is_exact():
+    layer = cwy.orthogonal(nn.Linear(6, 6, dtype=torch.complex64), init="identity")
+    assert torch.equal(layer.weight, torch.eye(6, dtype=torch.complex64))
+
+
+def test_bake_cuts_the_old_optimiser_off():
+    layer = linear(6, reflections=2)
+    optimiser = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9)
+    layer(torch.ones(2, 6, dtype=torch.float64)).sum().backward()
+    optimiser.step()
+    weight = cwy.bake(layer).weight.detach().clone()
+    optimiser.step()
+    assert torch.equal(layer.weight, weight)
+    layer(torch.ones(2, 6, dtype=torch.float64)).sum().backward()
+    assert layer.weight.grad.shape == (6, 6)
+
+
+def test_an_old_gradient_is_not_taken_for_that_of_the_vectors():
+    module = nn.Linear(6, 6)
+    module(torch.ones(2, 6)).sum().backward()
+    cwy.orthogonal(module, reflections=2)(torch.ones(2, 6)).sum().backward()
+    assert module.parametrizations.weight.original.grad.shape == (6, 2)
+
+
+def test_init_on_the_meta_device():
+    with torch.device("meta"):
+        layer = cwy.orthogonal(nn.Linear(4, 4), init="identity")
+    layer.to_empty(device="cpu").load_state_dict(cwy.orthogonal(nn.Linear(4, 4), init="identity").state_dict())
+    assert torch.equal(layer.weight, torch.eye(4))
+
+
 def test_init_may_be_a_matrix():
     q = torch.linalg.qr(torch.randn(5, 5)).Q
     layer = cwy.orthogonal(nn.Linear(5, 5), init=q)
@@ -134,11 +197,12 @@ def test_init_may_be_a_matrix():
 
 
 def test_a_very_tall_weight_never_makes_an_n_by_n_object():
-    # 30000 x 30000 float32 would take 3.6 GB; a tensor that large fails here.
-    module = nn.Linear(50, 30000, bias=False)
-    cwy.orthogonal(module)
-    module.weight.square().sum().backward()
-    module.weight = torch.linalg.qr(torch.randn(30000, 50)).Q
+    module, q = nn.Linear(50, 30000, bias=False), torch.linalg.qr(torch.randn(30000, 50)).Q
+    with Largest() as seen:
+        cwy.orthogonal(module)
+        module.weight.square().sum().backward()
+        module.weight = q
+    assert seen.largest <= 30000 * 50
     assert cwy.orthogonality_error(module.weight) <= 1e-5
 
 
@@ -183,6 +247,14 @@ ERRORS = [
     (lambda: cwy.orthogonal(nn.Linear(3, 3), reflections=4), ValueError, ["reflections", "between 1 and 3", "got 4"]),
     (lambda: cwy.orthogonal(nn.Linear(3, 3), reflections=0), ValueError, ["between 1 and 3", "got 0"]),
     (lambda: cwy.orthogonal(nn.Linear(3, 5), reflections=2), ValueError, ["exactly M = 3", "got 2"]),
+    (lambda: cwy.orthogonal(nn.Linear(3, 3), method="tcwy", reflections=2), ValueError, ["exactly M = 3", "CWY or HR"]),
+    (lambda: cwy.orthogonal(nn.Linear(3, 3), reflections=2.0), ValueError, ["whole number", "got 2.0"]),
+    (lambda: cwy.orthogonal(nn.Linear(3, 3), reflections=True), ValueError, ["whole number", "got True"]),
+    (lambda: cwy.orthogonal(nn.Linear(3, 3), init=[[1.0]]), ValueError, ["unknown init", "or a matrix"]),
+    (lambda: cwy.orthogonal(nn.LazyLinear(3)), ValueError, ["no shape yet", "Run the module once"]),
+    (lambda: cwy.orthogonal(nn.Linear(3, 3), method="CWY"), ValueError, ["Did you mean 'cwy'"]),
+    (lambda: cwy.init.haar(3, 5), ValueError, ["haar", "3 x 5"]),
+    (lambda: cwy.bake(3), TypeError, ["bake", "torch.nn.Module", "int"]),
     (lambda: cwy.orthogonal(nn.Linear(3, 3), reflection=2), TypeError, ["'reflection'", "Did you mean 'reflections'"]),
     (lambda: cwy.orthogonal(nn.Linear(3, 3), init="harr"), ValueError, ["'harr'", "'haar'"]),
     (lambda: cwy.orthogonal(nn.Linear(3, 5), init="henaff"), ValueError, ["henaff", "square", "5 x 3"]),
@@ -217,6 +289,7 @@ def test_integer_weights_are_refused():
         (2 * torch.eye(5), "not orthogonal.*is 3"),
         (torch.eye(4), r"\(5, 5\).*\(4, 4\)"),
         (torch.linalg.qr(torch.randn(5, 5)).Q, "2 reflections do not reach"),
+        (torch.eye(5) * 1j, "real and can't become"),
     ],
 )
 def test_a_bad_assignment_is_refused_and_changes_nothing(value, words):

@@ -17,6 +17,7 @@ from .parametrizations import OrthogonalMap
 from .registry import METHODS
 
 M = TypeVar("M", bound=nn.Module)
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
 
 
 def orthogonal(
@@ -45,7 +46,7 @@ def orthogonal(
 
     Returns:
         The module, its weight now computed from free parameters that any optimiser may train.
-        ``module.weight = Q`` assigns an orthogonal matrix.
+        ``module.weight = Q`` assigns an orthogonal matrix. Constrain a weight before another module shares it.
 
     Example:
         >>> layer = orthogonal(torch.nn.Linear(8, 8))
@@ -81,8 +82,16 @@ def orthogonal(
     chart.wide = rows < columns
     chart.kernel = weight.shape if flat.dim() != weight.dim() else None
 
+    before = weight.detach()
     with torch.no_grad(), chart.starting_at(_initial(chart, weight, init, reflections, like)):
-        parametrize.register_parametrization(module, name, chart)
+        try:
+            parametrize.register_parametrization(module, name, chart)
+        except Exception:
+            # torch puts the free parameters into the weight's own memory before it checks them.
+            weight.data = before
+            raise
+    # It is the gradient of the weight that was.
+    weight.grad = None
     return module
 
 
@@ -100,24 +109,28 @@ def bake(module: M) -> M:
         >>> sorted(bake(model).state_dict())
         ['0.bias', '0.weight']
     """
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"bake: expected a torch.nn.Module, got {type(module).__name__}.")
     for layer in module.modules():
         if parametrize.is_parametrized(layer):
             chains = cast(nn.ModuleDict, layer.parametrizations)
-            ours = [name for name, chain in chains.items() if any(isinstance(p, OrthogonalMap) for p in cast(Iterable, chain))]
-            _own_class(layer)
-            for name in ours:
-                parametrize.remove_parametrizations(layer, name)
+            for name in [n for n, chain in chains.items() if any(isinstance(p, OrthogonalMap) for p in cast(Iterable, chain))]:
+                _bake(layer, chains, name)
     return module
 
 
-def _own_class(layer: nn.Module) -> None:
-    """Gives a layer a class of its own.
-
-    ``parametrize`` swaps in a class that holds the weight's property; deepcopy shares it, so that removing the
-    property from one copy would break the other.
-    """
+def _bake(layer: nn.Module, chains: nn.ModuleDict, name: str) -> None:
+    trained = any(p.requires_grad for p in chains[name].parameters())
+    weight = getattr(layer, name).detach().resolve_conj().clone(memory_format=torch.contiguous_format)
+    del chains[name]
+    # parametrize swaps in a class that holds the weight's property, and deepcopy shares it: so the layer gets one of its own.
     shared = type(layer)
-    layer.__class__ = type(shared.__name__, shared.__bases__, dict(shared.__dict__))
+    if chains:
+        layer.__class__ = type(shared.__name__, shared.__bases__, {k: v for k, v in shared.__dict__.items() if k != name})
+    else:
+        del layer.parametrizations
+        layer.__class__ = shared.__bases__[0]
+    layer.register_parameter(name, nn.Parameter(weight, requires_grad=trained))
 
 
 def _weight(module: nn.Module, name: str) -> Tensor:
@@ -130,15 +143,17 @@ def _weight(module: nn.Module, name: str) -> Tensor:
             "Remove that first with torch.nn.utils.parametrize.remove_parametrizations, or cwy.bake."
         )
     weight = dict(module.named_parameters(recurse=False)).get(name)
+    if isinstance(weight, nn.parameter.UninitializedParameter):
+        raise ValueError(f"orthogonal: {type(module).__name__}.{name} has no shape yet. Run the module once first.")
     if weight is None:
         names = [n for n, p in module.named_parameters(recurse=False) if p.dim() > 1]
         hint = f"It has {', '.join(names)}." if names else "It has no matrix parameter of its own; pass the layer that has."
         raise ValueError(f"orthogonal: {type(module).__name__} has no parameter {name!r}. {hint}")
     if weight.dim() < 2 or weight.numel() == 0:
         raise ValueError(f"orthogonal: {name} must be a matrix (*, rows, columns), got shape {tuple(weight.shape)}.")
-    if not (weight.is_floating_point() or weight.is_complex()) or weight.dtype == torch.complex32:
+    if weight.dtype not in _DTYPES:
         raise TypeError(
-            f"orthogonal: {name} must be floating-point, complex64 or complex128, got {weight.dtype}. "
+            f"orthogonal: {name} must be float16 to float64, bfloat16, complex64 or complex128, got {weight.dtype}. "
             "Convert the module, e.g. with .float()."
         )
     return weight
@@ -159,18 +174,16 @@ def _parameters(build: Callable) -> list[inspect.Parameter]:
 
 def _initial(chart: OrthogonalMap, weight: Tensor, init: str | Tensor | None, reflections: int | None, like: dict):
     """The free parameters to start from."""
+    if init is None and not weight.is_meta:
+        try:
+            return chart.right_inverse(weight.detach())
+        except ValueError:
+            pass
+    if init is None or weight.is_meta or (isinstance(init, str) and init == "random"):
+        return chart.start()
     if isinstance(init, Tensor):
-        return chart.right_inverse(init.to(dtype=weight.dtype, device=weight.device))
-    if init is None:
-        if not weight.is_meta:
-            try:
-                return chart.right_inverse(weight.detach())
-            except ValueError:
-                pass
-        return chart.sample()
-    if init == "random":
-        return chart.sample()
-    if init not in inits.MATRICES:
+        return chart.right_inverse(init)
+    if not isinstance(init, str) or init not in inits.MATRICES:
         near = difflib.get_close_matches(str(init), [*inits.MATRICES, "random"], n=2)
         hint = f"Did you mean {' or '.join(map(repr, near))}? " if near else ""
         raise ValueError(f"orthogonal: unknown init {init!r}. {hint}Known: random, {', '.join(inits.MATRICES)}, or a matrix.")

@@ -94,7 +94,8 @@ def rollout(
     """For one recurrence its backends in the order of choice: which serves, and why the others are passed over.
 
     Example:
-        >>> [row["backend"] for row in rollout(190) if row["status"] == "serves"]
+        >>> from cwy import info
+        >>> [row["backend"] for row in info.rollout(190) if row["status"] == "serves"]
         ['torch']
     """
     check_choices("info.rollout", nonlinearity, "all", memory)

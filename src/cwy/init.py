@@ -69,7 +69,7 @@ def haar(
         >>> haar(5, 3).shape
         torch.Size([5, 3])
     """
-    m = n if m is None else m
+    m = _columns("haar", n, m)
     if reflections is not None and reflections < m:
         raise ValueError(
             f"haar: {reflections} reflections do not reach a Haar-random {n} x {m} matrix. "
@@ -99,11 +99,17 @@ def identity(
         tensor([[1., 0.],
                 [0., 1.]])
     """
-    return torch.eye(n, n if m is None else m, dtype=dtype, device=device).repeat(*batch, 1, 1)
+    return torch.eye(n, _columns("identity", n, m), dtype=dtype, device=device).repeat(*batch, 1, 1)
 
 
 #: The initial values that are matrices. "random" is not here: it draws the method's own free parameters.
 MATRICES: dict[str, Callable[..., Tensor]] = {"henaff": henaff, "helfrich": helfrich, "haar": haar, "identity": identity}
+
+
+def _columns(call: str, n: int, m: int | None) -> int:
+    if m is not None and m > n:
+        raise ValueError(f"{call}: expected M <= N, got {n} x {m}. For a wide matrix, transpose the result.")
+    return n if m is None else m
 
 
 def _rotations(

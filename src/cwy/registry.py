@@ -41,6 +41,13 @@ class Method:
         return (self.build.__doc__ or "").split("\n\n")[0].strip()
 
 
+class UnknownMethod(KeyError, ValueError):
+    """No method has this name; the message has the nearest ones."""
+
+    def __str__(self) -> str:
+        return self.args[0]
+
+
 class Methods(Mapping[str, Method]):
     """The registered methods by name; an unknown name raises with the nearest ones."""
 
@@ -50,9 +57,9 @@ class Methods(Mapping[str, Method]):
     def __getitem__(self, name: str) -> Method:
         if name in self._methods:
             return self._methods[name]
-        near = difflib.get_close_matches(str(name), self._methods, cutoff=0.4)
+        near = difflib.get_close_matches(str(name).lower(), self._methods, cutoff=0.4)
         hint = f"Did you mean {' or '.join(repr(n) for n in near)}? " if near else ""
-        raise ValueError(f"unknown method {name!r}. {hint}Registered: {', '.join(self._methods)}.")
+        raise UnknownMethod(f"unknown method {name!r}. {hint}Registered: {', '.join(self._methods)}.")
 
     def __contains__(self, name: object) -> bool:
         return name in self._methods

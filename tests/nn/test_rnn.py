@@ -12,6 +12,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 import cwy
 from cwy.nn import ModReLU, OrthogonalRNN, OrthogonalRNNCell
 from cwy.ops import rollout
+from tests.watch import Largest
 
 SQUARE = [name for name, m in cwy.METHODS.items() if m.kind != "tall"]
 
@@ -94,20 +95,9 @@ def test_few_reflections_never_form_q(f):
     formed = copy.deepcopy(rnn)
     cwy.bake(formed)
     torch.testing.assert_close(rnn(x)[0], formed(x)[0])
-    largest = 0
-
-    class Largest(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            nonlocal largest
-            out = func(*args, **(kwargs or {}))
-            for t in out if isinstance(out, (tuple, list)) else [out]:
-                if isinstance(t, torch.Tensor) and t.shape[-2:] == (40, 40):
-                    largest = max(largest, t.numel())
-            return out
-
-    with Largest():
+    with Largest(lambda t: t.shape[-2:] == (40, 40)) as seen:
         rnn(x)[0].sum().backward()
-    assert largest == 0
+    assert seen.largest == 0
 
 
 @pytest.mark.parametrize("memory", ["store", "checkpoint", "reversible"])

@@ -48,6 +48,19 @@ def test_flags_change_nothing(device, cast, compiled, matmul_precision):
             assert (ours - exact).norm() <= 1e-5 * exact.norm()
 
 
+def test_an_inherited_flag_stays_inherited():
+    torch.backends.mkldnn.matmul.fp32_precision = torch.backends.cuda.matmul.fp32_precision = "none"
+    torch.backends.fp32_precision = "tf32"
+    try:
+        with full_precision("cpu"), full_precision("cuda"):
+            assert torch.backends.mkldnn.matmul.fp32_precision == "ieee"
+        assert torch.backends.mkldnn.matmul.fp32_precision == "tf32"
+    finally:
+        torch.backends.fp32_precision = "none"
+    assert torch.backends.mkldnn.matmul.fp32_precision == "none"
+    assert torch.backends.cuda.matmul.fp32_precision == "none"
+
+
 def test_the_flag_comes_back_from_many_threads():
     torch.set_float32_matmul_precision("high")
     try:

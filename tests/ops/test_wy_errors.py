@@ -16,6 +16,7 @@ CASES = [
     (lambda: cwy_multiply(torch.ones(4, 2), torch.ones(4, 3)), ValueError, ["cwy_multiply", "(4, 2)", "(4, 3)"]),
     (lambda: cwy_multiply(torch.ones(6, 4, 2), torch.ones(5, 4)), ValueError, ["cwy_multiply", "(6, '...', 4)"]),
     (lambda: cwy_matrix(torch.ones(3, 2), backend="cuda"), ValueError, ["wy", '"cuda"', '"analytic"']),
+    (lambda: cwy_multiply(wy_factors(torch.ones(3, 2)), torch.ones(3), backend="cuda"), ValueError, ["cwy_multiply", '"cuda"']),
     (lambda: householder_vectors(torch.ones(3)), ValueError, ["householder_vectors", "(3,)"]),
     (lambda: householder_vectors(torch.eye(3).long()), TypeError, ["householder_vectors", "int64"]),
     (lambda: householder_vectors(torch.eye(2, 3)), ValueError, ["N = 2, M = 3", "transpose"]),

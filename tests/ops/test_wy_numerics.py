@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cwy.ops import cwy_matrix, cwy_multiply, tcwy_matrix, wy_factors
+from cwy.ops import cwy_matrix, cwy_multiply, householder_vectors, tcwy_matrix, wy_factors
 from cwy.testing import orthogonality_error
 from tests.families import FAMILIES, departure, vectors
 
@@ -125,11 +125,16 @@ def test_empty_batches_and_no_reflections():
     assert cwy_matrix(torch.empty(0, 4, 2)).shape == (0, 4, 4)
     assert torch.equal(cwy_matrix(torch.empty(3, 0)), torch.eye(3))
     assert cwy_multiply(torch.randn(4, 2), torch.empty(0, 4)).shape == (0, 4)
+    assert cwy_multiply(torch.empty(0, 4, 2), torch.empty(0, 5, 4)).shape == (0, 5, 4)
+    for count in (2, 4):
+        assert householder_vectors(torch.empty(0, 4, 4), count)[0].shape == (0, 4, count)
 
 
 def test_float32_gradients_are_those_of_float64():
-    for family, bound in (("gaussian", 1e-5), ("parallel", 5e-4)):
-        for call, shape in ((cwy_matrix, (64, 64)), (cwy_matrix, (64, 20)), (tcwy_matrix, (64, 20))):
+    x = torch.randn(5, 64)
+    multiply = lambda v: cwy_multiply(v, x.to(v.dtype))
+    for family, bound in (("gaussian", 1e-5), ("parallel", 5e-4), ("nearly parallel", 5e-4)):
+        for call, shape in ((cwy_matrix, (64, 64)), (cwy_matrix, (64, 20)), (tcwy_matrix, (64, 20)), (multiply, (64, 20))):
             v = vectors(family, *shape, torch.float32).requires_grad_()
             z = torch.randn_like(call(v))
             (g,) = torch.autograd.grad(call(v), v, z)

@@ -46,7 +46,7 @@ def backends(op: str | None = None) -> dict[str, list[Backend]]:
 
 def why_only_aten(*tensors: Tensor) -> str | None:
     """Why a backward written by hand can't serve here, or None if it can."""
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():
         return "a compiler or exporter is tracing, which takes ATen ops"
     return why_only_autograd(*tensors)
 

@@ -27,14 +27,14 @@ class _Flag:
 
     def __init__(self, owner: str) -> None:
         self._backend = getattr(torch.backends, owner).matmul
-        self._lock, self._inside, self._saved = threading.Lock(), 0, "none"
+        self._lock, self._inside, self._before = threading.Lock(), 0, "none"
 
     @contextmanager
     def off(self) -> Iterator[None]:
         with self._lock:
             if self._inside == 0:
-                self._saved = self._backend.fp32_precision
-                if self._saved not in ("none", "ieee"):
+                self._before = self._own()
+                if self._before != "full":
                     self._backend.fp32_precision = "ieee"
             self._inside += 1
         try:
@@ -42,8 +42,17 @@ class _Flag:
         finally:
             with self._lock:
                 self._inside -= 1
-                if self._inside == 0 and self._saved not in ("none", "ieee"):
-                    self._backend.fp32_precision = self._saved
+                if self._inside == 0 and self._before != "full":
+                    self._backend.fp32_precision = self._before
+
+    def _own(self) -> str:
+        """What to put back: "full" if nothing is reduced, "none" if the value is inherited, else the value."""
+        value = self._backend.fp32_precision
+        if value in ("none", "ieee"):
+            return "full"
+        # The getter resolves inheritance; written back, an inherited value would outlast the setting it came from.
+        self._backend.fp32_precision = "none"
+        return "none" if self._backend.fp32_precision == value else value
 
 
 _FLAGS = {owner: _Flag(owner) for owner in set(_OWNER.values())}

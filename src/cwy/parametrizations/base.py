@@ -8,7 +8,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from ..ops.wy.inverse import check_orthonormal
+from ..ops.wy.inverse import check_orthonormal, nearest_orthogonal
+from ..testing import double
 
 Free = Tensor | tuple[Tensor, ...]
 
@@ -71,6 +72,10 @@ class OrthogonalMap(nn.Module):
         """Free parameters drawn at random: the method's default initial value."""
         raise NotImplementedError
 
+    def start(self) -> Free:
+        """Free parameters of the default initial value; unlike :meth:`sample`, it may set the map's own state."""
+        return self.sample()
+
     def _times(self, free: tuple[Tensor, ...], x: Tensor, adjoint: bool) -> Tensor:
         """The matrix, or its adjoint, times each vector of x."""
         matrix = self.matrix(*free)
@@ -81,13 +86,19 @@ class OrthogonalMap(nn.Module):
     def forward(self, *free: Tensor) -> Tensor:
         """The weight of the free parameters."""
         matrix = self.matrix(*free)
-        weight = matrix.mH if self.wide else matrix
+        # Contiguous, as layers expect their weights: a wide one is a transpose.
+        weight = matrix.mH.resolve_conj().contiguous() if self.wide else matrix
         return weight if self.kernel is None else weight.reshape(self.kernel)
 
     def right_inverse(self, weight: Tensor) -> Free:
-        """Free parameters of a weight: what ``layer.weight = Q`` stores."""
+        """Free parameters of a weight: what ``layer.weight = Q`` stores, with the signs or base that it needs."""
         if self._start is not None:
             return self._start
+        if not isinstance(weight, Tensor):
+            raise TypeError(f"{self._call}: expected a torch.Tensor as weight, got {type(weight).__name__}.")
+        if weight.is_complex() and not self.dtype.is_complex:
+            raise ValueError(f"{self._call}: the weight is real and can't become {weight.dtype}. Assign Q.real.")
+        weight = weight.detach().to(device=self.device)
         matrix = weight if self.kernel is None else weight.flatten(1)
         matrix = matrix.mH if self.wide else matrix
         if matrix.shape != (*self.batch, self.n, self.m):
@@ -96,11 +107,17 @@ class OrthogonalMap(nn.Module):
                 f"{self._call}: expected a weight of shape {tuple(self.kernel or expected)}, got {tuple(weight.shape)}."
             )
         check_orthonormal(self._call, matrix)
-        return self.free(matrix)
+        if torch.promote_types(matrix.dtype, self.dtype) != matrix.dtype:
+            # Orthogonal as far as its dtype can tell is not yet so in a wider one.
+            matrix = nearest_orthogonal(double(matrix))
+        return self.free(matrix.to(dtype=self.dtype, device=self.device))
 
     def multiply(self, *free_and_x: Tensor) -> Tensor:
         """``multiply(free, x)``: the weight times each vector of ``x (*, ..., columns)``, unformed where the method can."""
         *free, x = free_and_x
+        columns = self.n if self.wide else self.m
+        if x.shape[-1] != columns:
+            raise ValueError(f"{self._call}.multiply: x must be (*, ..., {columns}), got {tuple(x.shape)}.")
         return self._times(tuple(free), x, self.wide)
 
     @contextmanager
@@ -139,11 +156,10 @@ class ComplexMap(SquareMap):
         eye = torch.eye(self.n, dtype=self.dtype, device=free[0].device).expand(*self.batch, -1, -1)
         return self._times(free, eye, False).mT
 
-    @staticmethod
-    def _turns(angle: Tensor) -> Tensor:
+    def _turns(self, angle: Tensor) -> Tensor:
         """The numbers of modulus 1 at these angles."""
-        # module.to(torch.complex64) makes every parameter complex, the angles too.
-        angle = angle.real if angle.is_complex() else angle
+        # module.to(torch.complex64) makes every parameter complex, the angles too; .double() makes only the angles double.
+        angle = (angle.real if angle.is_complex() else angle).to(self._like.real.dtype)
         return torch.polar(torch.ones_like(angle), angle)
 
     def _beside(self, x: Tensor, d: Tensor) -> Tensor:

@@ -50,11 +50,7 @@ class SCORNN(SkewMap):
         if not 0 <= negatives <= n:
             raise ValueError(f"{self._call}: negatives must be between 0 and {n}, got {negatives}.")
         self.register_buffer("signs", torch.ones(*self.batch, n, dtype=self.dtype, device=self.device))
-        self._reset_signs()
-
-    def _reset_signs(self) -> None:
-        self.signs.fill_(1)
-        self.signs[..., self.n - self.negatives :] = -1
+        self.signs[..., n - negatives :] = -1
 
     def matrix(self, x: Tensor) -> Tensor:
         return (cayley(self.skew(x)) * self.signs.unsqueeze(-2)).to(x.dtype)
@@ -73,7 +69,6 @@ class SCORNN(SkewMap):
         return x.to(matrix.device)
 
     def sample(self) -> Tensor:
-        self._reset_signs()
         return self.in_planes(-2 * (self.planes(0, math.pi / 2) / 2).tan())
 
     def extra_repr(self) -> str:

@@ -91,7 +91,10 @@ class DTRIV(SkewMap):
         return torch.zeros_like(matrix, memory_format=torch.contiguous_format)
 
     def sample(self) -> Tensor:
-        self.base.copy_(matrix_exp(self.skew(double(self.in_planes(self.planes(-math.pi, math.pi))))))
+        return self.in_planes(self.planes(-math.pi, math.pi))
+
+    def start(self) -> Tensor:
+        self.base.copy_(matrix_exp(self.skew(double(self.sample()))))
         return torch.zeros(*self.batch, self.n, self.n, dtype=self.dtype, device=self.device)
 
     @torch.no_grad()

@@ -13,8 +13,8 @@ class ReflectionMap(OrthogonalMap):
     r"""$V \mapsto H(v_1)\cdots H(v_L)\,\mathrm{diag}(s)$, its first M columns.
 
     For a real weight the signs s are a buffer, +1 until a matrix is assigned that needs others; its determinant
-    is $(-1)^L\prod s$. For a complex weight they are $e^{i\varphi}$ with a learnable ``phase``, which makes
-    every unitary matrix reachable.
+    is $(-1)^L\prod s$. For a complex weight $s = z/|z|$ with a learnable complex ``z``, which makes every unitary matrix
+    reachable.
 
     Args:
         n, m: the matrix is N x M.
@@ -27,14 +27,19 @@ class ReflectionMap(OrthogonalMap):
     def __init__(self, n: int, m: int | None = None, *, reflections: int | None = None, **like) -> None:
         super().__init__(n, m, **like)
         self.reflections = self.m if reflections is None else reflections
-        if not 1 <= self.reflections <= self.m:
-            raise ValueError(f"{self._call}: reflections must be between 1 and {self.m}, got {reflections}.")
-        if self.m < self.n and self.reflections != self.m:
+        if isinstance(reflections, bool) or not isinstance(self.reflections, int) or not 1 <= self.reflections <= self.m:
+            raise ValueError(f"{self._call}: reflections must be a whole number between 1 and {self.m}, got {reflections!r}.")
+        if self.reflections < self.m and not self.may_have_fewer:
             raise ValueError(
-                f"{self._call}: a matrix that is not square has exactly M = {self.m} reflections, got {reflections}."
+                f"{self._call}: it has exactly M = {self.m} reflections, got {reflections}. For fewer use CWY or HR."
             )
         if not self.dtype.is_complex:
             self.register_buffer("signs", torch.ones(*self.batch, self.m, dtype=self.dtype, device=self.device))
+
+    @property
+    def may_have_fewer(self) -> bool:
+        """Whether L may be below M."""
+        return self.m == self.n
 
     def product(self, v: Tensor) -> Tensor:
         """The first M columns of the product of reflections."""
@@ -44,38 +49,32 @@ class ReflectionMap(OrthogonalMap):
         """The whole product, N x N, times each vector of x."""
         raise NotImplementedError
 
-    def diagonal(self, phase: tuple[Tensor, ...]) -> Tensor:
-        if not phase:
-            return self.signs
-        # module.to(torch.complex64) makes every parameter complex, the angles too.
-        angle = phase[0].real if phase[0].is_complex() else phase[0]
-        return torch.polar(torch.ones_like(angle), angle)
+    def diagonal(self, z: tuple[Tensor, ...]) -> Tensor:
+        """The signs, or the phases of z."""
+        return torch.where(z[0] == 0, 1, torch.sgn(z[0])) if z else self.signs
 
-    def matrix(self, v: Tensor, *phase: Tensor) -> Tensor:
-        return self.product(v) * self.diagonal(phase).unsqueeze(-2)
+    def matrix(self, v: Tensor, *z: Tensor) -> Tensor:
+        return self.product(v) * self.diagonal(z).unsqueeze(-2)
 
     def _times(self, free: tuple[Tensor, ...], x: Tensor, adjoint: bool) -> Tensor:
-        v, *phase = free
-        d = self.diagonal(tuple(phase))
+        v, *z = free
+        d = self.diagonal(tuple(z))
         d = d.reshape(*self.batch, *[1] * (x.dim() - 1 - len(self.batch)), self.m)
         if adjoint:
             return self.product_times(v, x, True)[..., : self.m] * d.conj()
         return self.product_times(v, torch.nn.functional.pad(x * d, (0, self.n - self.m)), False)
 
     def free(self, matrix: Tensor) -> Free:
-        hint = None if matrix.is_complex() else self.signs
-        v, signs = ops.householder_vectors(matrix, self.reflections, signs=hint)
-        if matrix.is_complex():
-            return v, signs.angle()
+        complex_born = not hasattr(self, "signs")
+        v, signs = ops.householder_vectors(matrix, self.reflections, signs=None if complex_born else self.signs)
+        if complex_born:
+            return v, signs
         self.signs.copy_(signs)
         return v
 
     def sample(self) -> Free:
         v = torch.randn(*self.batch, self.n, self.reflections, dtype=self.dtype, device=self.device)
-        if self.dtype.is_complex:
-            return v, torch.zeros(*self.batch, self.m, dtype=self.dtype.to_real(), device=self.device)
-        self.signs.fill_(1)
-        return v
+        return (v, torch.ones(*self.batch, self.m, dtype=self.dtype, device=self.device)) if self.dtype.is_complex else v
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, reflections={self.reflections}"

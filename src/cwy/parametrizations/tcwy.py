@@ -25,6 +25,8 @@ class TCWY(ReflectionMap):
         True
     """
 
+    may_have_fewer = False
+
     def product(self, v: Tensor) -> Tensor:
         return ops.tcwy_matrix(v)
 

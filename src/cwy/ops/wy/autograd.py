@@ -61,7 +61,7 @@ class _Matrix(Function):
     def forward(ctx, v):
         u, t = _factors(v)
         q = _eye_minus_((u @ t) @ u.mH)
-        ctx.save_for_backward(v, u, t, q)
+        ctx.save_for_backward(v, u, t, q if u.shape[-1] >= u.shape[-2] else None)
         ctx.set_materialize_grads(False)
         return q, u, t
 

@@ -1,5 +1,6 @@
 """The public functions on reflection vectors: check, choose a backend, compute, round once at the end."""
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -125,10 +126,10 @@ def cwy_multiply(v: Tensor | WY, x: Tensor, adjoint: bool = False, *, backend: s
         v: ``(*, N, L)`` reflection vectors, or their factors (:func:`wy_factors`) when several calls share them.
         x: ``(*, ..., N)``; its leading dimensions begin with the batch of ``v``.
         adjoint: multiply by $Q^H$, the inverse of $Q$.
-        backend: "auto", or one of those that ``cwy info`` lists; for vectors, not for factors.
+        backend: "auto", or one of those that ``cwy info`` lists; factors have only "composite".
 
     Returns:
-        The shape of ``x``; every vector keeps its norm.
+        The shape of ``x``, in the wider dtype of the two; every vector keeps its norm.
 
     Example:
         >>> v, x = torch.randn(64, 8, dtype=torch.float64), torch.randn(5, 64, dtype=torch.float64)
@@ -146,8 +147,10 @@ def cwy_multiply(v: Tensor | WY, x: Tensor, adjoint: bool = False, *, backend: s
             "The last dimension of x holds the vectors."
         )
     dtype = torch.promote_types(work.dtype, rows.dtype)
-    rows = rows.to(dtype).reshape(*batch, -1, n)
+    rows = rows.to(dtype).reshape(*batch, math.prod(x.shape[len(batch) : -1]), n)
     if isinstance(v, WY):
+        if backend not in ("auto", "composite"):
+            raise ValueError(f'cwy_multiply: factors have the backend "composite" alone, not "{backend}". Pass the vectors.')
         y = composite.multiply_by_factors(work.to(dtype), v.t.to(dtype), rows, adjoint)
     else:
         work = work.to(dtype)

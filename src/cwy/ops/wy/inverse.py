@@ -1,9 +1,12 @@
 """From a matrix back to reflection vectors: the constructive proofs of Theorems 1 and 3."""
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
 from ...testing import double, orthogonality_error
+from .. import dispatch
 
 
 def check_orthonormal(call: str, q: Tensor) -> None:
@@ -29,7 +32,8 @@ def householder_vectors(q: Tensor, reflections: int | None = None, *, signs: Ten
     r"""Reflection vectors of an orthogonal matrix: the inverse of :func:`cwy_matrix` and :func:`tcwy_matrix`.
 
     Finds $Q = H(v_1)\cdots H(v_L)\,\mathrm{diag}(s)$. With as many reflections as columns every matrix is reached; with
-    fewer, those $Q$ for which $Q\,\mathrm{diag}(s) - I$ has rank at most L (complex: only the diagonal ones).
+    fewer, those $Q$ for which $Q\,\mathrm{diag}(s) - I$ has rank at most L. (Of complex ones, only a diagonal
+    and a single reflection of it are found.)
 
     Args:
         q: ``(*, N, M)`` with orthonormal columns, $N \ge M$.
@@ -47,13 +51,17 @@ def householder_vectors(q: Tensor, reflections: int | None = None, *, signs: Ten
         True
     """
     check_orthonormal("householder_vectors", q)
+    if dispatch.why_only_autograd(q) is not None or (q.requires_grad and torch.is_grad_enabled()):
+        raise ValueError("householder_vectors: it has no derivative. Pass q.detach(), outside torch.func and forward-mode AD.")
     n, m = q.shape[-2:]
     count = m if reflections is None else reflections
     if not 1 <= count <= m or (n > m and count != m):
         allowed = f"between 1 and {m}" if n == m else f"{m}, the number of columns"
         raise ValueError(f"householder_vectors: reflections must be {allowed}, got {count}.")
     work = double(q)
-    if count < m:
+    if q.numel() == 0:
+        v, d = work.new_zeros(*q.shape[:-1], count), work.new_ones(*q.shape[:-2], m)
+    elif count < m:
         hints = [None] * work[..., 0, 0].numel() if signs is None else double(signs).reshape(-1, m)
         tolerance = n**0.5 * max(8 * torch.finfo(q.dtype).eps, 2 * orthogonality_error(q))
         found = [_by_subspace(one, count, tolerance, hint) for one, hint in zip(work.reshape(-1, n, n), hints, strict=True)]
@@ -77,54 +85,77 @@ def _by_qr(q: Tensor) -> tuple[Tensor, Tensor]:
 
 def _by_columns(q: Tensor) -> tuple[Tensor, Tensor]:
     """Hermitian reflections, a column at a time: each goes to the far one of ±phase, where nothing cancels."""
-    q, vectors, phases = q.clone(), [], []
+    rest, v, d = q.clone(), torch.zeros_like(q), torch.empty_like(q[..., 0, :])
     for j in range(q.shape[-1]):
-        v = q[..., j].clone()
-        v[..., :j] = 0
-        modulus = v[..., j].abs()
-        phase = torch.where(modulus == 0, 1, v[..., j] / modulus)
-        v[..., j] += phase
-        v = v / torch.linalg.vector_norm(v, dim=-1, keepdim=True)
-        q -= 2 * v[..., None] * (v[..., None, :].conj() @ q)
-        vectors.append(v)
-        phases.append(-phase)
-    return torch.stack(vectors, -1), torch.stack(phases, -1)
+        column, others = rest[..., j:, j].clone(), rest[..., j:, j + 1 :]
+        modulus = column[..., 0].abs()
+        phase = torch.where(modulus == 0, 1, column[..., 0] / modulus)
+        column[..., 0] += phase
+        column /= torch.linalg.vector_norm(column, dim=-1, keepdim=True)
+        others -= 2 * column[..., None] * (column[..., None, :].conj() @ others)
+        v[..., j:, j], d[..., j] = column, -phase
+    return v, d
 
 
 def _by_subspace(q: Tensor, count: int, tolerance: float, hint: Tensor | None) -> tuple[Tensor, Tensor]:
     """Fewer reflections than columns, for one N x N matrix: they live in the subspace that Q diag(d) moves."""
     n = q.shape[-1]
     eye = torch.eye(n, dtype=q.dtype, device=q.device)
-    modulus = q.diagonal().abs()
-    nearest = torch.where(modulus == 0, 1, q.diagonal() / modulus)
-    goals = [nearest] if q.is_complex() else [torch.ones_like(nearest), nearest]
     left = float("inf")
-    for d in goals if hint is None else [hint, *goals]:
-        moved, size, _ = torch.linalg.svd(q * d.conj() - eye)
-        rank = int((size > tolerance).sum())
-        left = min(left, size[count].item())
-        # Hermitian reflections of a complex subspace need more than its dimension: only a diagonal is found.
-        if rank > count or (q.is_complex() and rank):
+    for d in _goals(q, count, tolerance, hint):
+        gap = q * d.conj() - eye
+        least = _beyond_rank(gap, count)
+        left = min(left, least)
+        if least > tolerance:
+            continue
+        moved, size, _ = torch.linalg.svd(gap) if gap.abs().max() > tolerance / n else (eye, eye.new_zeros(n), eye)
+        rank = int((size.abs() > tolerance).sum())
+        # Hermitian reflections of a complex subspace may need more than its dimension: one is found, or none.
+        if rank > count or (q.is_complex() and rank > 1):
             continue
         basis = moved[:, :rank]
-        vectors = [*(basis @ _by_pivots(nearest_orthogonal(basis.mH @ (q * d.conj()) @ basis))).unbind(-1)]
+        turned = nearest_orthogonal(basis.mH @ (q * d.conj()) @ basis)
+        vectors = [*(basis if q.is_complex() else basis @ _by_pivots(turned)).unbind(-1)]
         # The reflections left over go along e_k and flip its sign: exact, and not dead.
         spare = count - len(vectors)
         return torch.stack([*vectors, *eye[:spare]], -1), torch.cat([-d[:spare], d[spare:]])
-    why = (
-        "fewer than N complex reflections reach only diagonal ones"
-        if q.is_complex()
-        else f"it leaves {left:.2g} where rank {count} needs 0"
-    )
+    why = "of complex ones, a diagonal and one reflection of it are found" if q.is_complex() else f"{left:.2g} is left over"
     raise ValueError(
-        f"householder_vectors: {count} reflections do not reach this {n} x {n} matrix ({why}). "
+        f"householder_vectors: {count} reflections do not reach this {n} x {n} matrix with any signs tried ({why}). "
         f"Use reflections={n}, which reaches every matrix."
     )
 
 
+def _goals(q: Tensor, count: int, tolerance: float, hint: Tensor | None) -> Iterator[Tensor]:
+    """Diagonals d to try, for which Q diag(d)* may differ from the identity by a low rank."""
+    if hint is not None:
+        yield hint
+    modulus = q.diagonal().abs()
+    nearest = torch.where(modulus == 0, 1, q.diagonal() / modulus)
+    ones = torch.ones_like(nearest)
+    yield ones
+    if not q.is_complex():
+        # A sign that should be flipped is a coordinate that no fixed vector of Q has.
+        gap = q - torch.eye(q.shape[-1], dtype=q.dtype, device=q.device)
+        if torch.linalg.lu_factor_ex(gap).LU.diagonal().abs().min() <= tolerance:
+            _, size, rows = torch.linalg.svd(gap)
+            absent = torch.linalg.vector_norm(rows[size <= tolerance], dim=0) <= tolerance
+            yield torch.where(absent, -ones, ones)
+        # As init="identity" starts.
+        yield torch.cat([-ones[:count], ones[count:]])
+    yield nearest
+
+
+def _beyond_rank(gap: Tensor, rank: int) -> float:
+    """A lower bound of the (rank + 1)-th singular value, by a sketch: it tells at once what no SVD need look at."""
+    g = torch.Generator(device=gap.device).manual_seed(0)
+    sketch = torch.linalg.qr(torch.randn(gap.shape[-1], rank + 1, dtype=gap.dtype, device=gap.device, generator=g)).Q
+    return torch.linalg.svdvals(gap @ sketch)[rank].item()
+
+
 def nearest_orthogonal(q: Tensor) -> Tensor:
     """The orthogonal matrix nearest to ``q (*, N, N)``: its polar factor."""
-    u, _, vh = torch.linalg.svd(q)
+    u, _, vh = torch.linalg.svd(q, full_matrices=False)
     return u @ vh
 
 
