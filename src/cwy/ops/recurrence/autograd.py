@@ -36,11 +36,11 @@ def _forward_fake(x, h0, q, bias, weight, nonlinearity, sizes, memory, last):
     chunks = [sizes[start:stop] for start, stop in plan.chunks]
     signs = torch.empty(0, dtype=torch.uint8, device=x.device)
     if plan.f.signed and memory == "store":
-        signs = torch.empty(total, n, dtype=torch.bool, device=x.device)
+        signs = h0.new_empty(total, n)
     elif plan.f.signed and memory == "reversible":
         signs = torch.empty(sum(-(-sum(chunk) * n // 8) for chunk in chunks), dtype=torch.uint8, device=x.device)
     starts = sum(chunk[0] for chunk in chunks) if memory == "checkpoint" else 0
-    states = h0.new_empty(total if memory == "store" or not last else 0, n)
+    states = h0.new_empty(plan.kept_states, n)
     return states, torch.empty_like(h0), signs, h0.new_empty(starts, n)
 
 
@@ -87,16 +87,16 @@ class _Rollout(Function):
 def _differentiable_backward(g, gn, x, h0, q, bias, weight, states, signs, how):
     """The adjoint out of place, so that it can be differentiated again; it reads the states, which are outputs."""
     nonlinearity, sizes, memory, _ = how
-    if memory != "store":
-        raise ValueError(f"rollout: a second derivative needs memory='store', got {memory!r}.")
+    if memory != "store" or not states.shape[0]:
+        raise ValueError("rollout: a second derivative needs memory='store' and, for abs, output='all'.")
     f, values = NONLINEARITIES[nonlinearity], states.split(sizes)
-    negative = signs.split(sizes) if f.signed else [None] * len(sizes)
+    z = signs.split(sizes) if f.signed else [None] * len(sizes)
     grads = [torch.zeros_like(v) for v in values] if g is None else g.split(sizes)
     carry, deltas = h0.new_zeros(0, h0.shape[-1]), []
     for t in range(len(sizes) - 1, -1, -1):
         after = carry.shape[0]
         ending = h0.new_zeros(sizes[t] - after, h0.shape[-1]) if gn is None else gn[after : sizes[t]]
-        delta = f.back(grads[t] + torch.cat([carry, ending]), values[t], negative[t], bias if f.threshold else None)
+        delta = f.back(grads[t] + torch.cat([carry, ending]), values[t], z[t], bias if f.threshold else None)
         carry = multiply_adjoint(q, delta)
         deltas.append(delta)
     delta = torch.cat(deltas[::-1])

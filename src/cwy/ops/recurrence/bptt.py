@@ -3,7 +3,7 @@ r"""The loop over time and its adjoint, written by hand in torch.
 $h_t = f(Q h_{t-1} + x_t + b)$; backwards $\delta_t = f'(z_t)\,(g_t + Q^H\delta_{t+1})$, and the transition's gradient
 $\sum_t \delta_t h_{t-1}^H$ is one matrix product over all steps of a chunk. What is kept between the two is the memory mode's:
 
-- ``store``: every state (the outputs).
+- ``store``: every state (the outputs); for abs every z.
 - ``checkpoint``: the state at the start of each of $\sqrt T$ chunks; a chunk is run again before its adjoint.
 - ``reversible``: the last state and a sign bit a unit; states are recovered backwards, $h_{t-1} = Q^H(z_t - x_t - b)$.
 
@@ -42,64 +42,60 @@ class Rollout:
     last: bool
 
     @property
+    def kept_states(self) -> int:
+        """How many rows of states are written: all, if they are wanted or, for the adjoint, not known from z."""
+        return sum(self.sizes) if not self.last or (self.memory == "store" and not self.f.signed) else 0
+
+    @property
     def chunks(self) -> list[tuple[int, int]]:
         steps = len(self.sizes)
         size = {"store": steps, "checkpoint": math.ceil(math.sqrt(steps)), "reversible": REVERSIBLE_CHUNK}[self.memory]
         return [(start, min(start + size, steps)) for start in range(0, steps, max(size, 1))]
 
     def inputs(self, rows: Tensor) -> Tensor:
-        """What is added to Qh at each row of a chunk of x."""
-        bias = None if self.f.threshold else self.bias
-        if self.weight is not None:
-            return torch.nn.functional.linear(rows, self.weight, bias)
-        return rows if bias is None else rows + bias
-
-    @property
-    def threshold(self) -> Tensor | None:
-        return self.bias if self.f.threshold else None
+        """What is added to Qh, but for the bias, at each row of a chunk of x."""
+        return rows if self.weight is None else torch.nn.functional.linear(rows, self.weight)
 
 
 def forward(x: Tensor, h0: Tensor, rollout: Rollout) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The states of every step (empty if none is wanted), each sequence's last state, and what the adjoint needs."""
-    sizes, f = rollout.sizes, rollout.f
+    sizes, f, memory = rollout.sizes, rollout.f, rollout.memory
     total, n = sum(sizes), h0.shape[-1]
-    keep = rollout.memory == "store" or not rollout.last
-    states = h0.new_empty(total if keep else 0, n)
+    states = h0.new_empty(rollout.kept_states, n)
+    z = h0.new_empty(total, n) if f.signed and memory == "store" else None
     hn = h0.clone()
-    stored_signs = f.signed and rollout.memory == "store"
-    packed_signs = f.signed and rollout.memory == "reversible"
-    negative = torch.empty(total, n, dtype=torch.bool, device=x.device) if stored_signs else None
     bits, starts = [], []
     h, at = h0, 0
     for start, stop in rollout.chunks:
         chunk = sizes[start:stop]
         size = sum(chunk)
-        into = states[at : at + size] if keep else h0.new_empty(size, n)
-        signs = negative[at : at + size] if negative is not None else None
-        if packed_signs:
-            signs = torch.empty(size, n, dtype=torch.bool, device=x.device)
-        if rollout.memory == "checkpoint":
+        into = states[at : at + size] if rollout.kept_states else None if f.signed else h0.new_empty(size, n)
+        before = z[at : at + size] if z is not None else h0.new_empty(size, n) if f.signed else None
+        if memory == "checkpoint":
             starts.append(h[: chunk[0]])
-        h = loops.run(rollout.inputs(x[at : at + size]), h, into, signs, chunk, rollout.transition, f, rollout.threshold)
-        if packed_signs and signs is not None:
-            bits.append(_pack(signs))
-        _collect_last(hn, into, chunk, sizes[stop] if stop < len(sizes) else 0)
+        h = loops.run(rollout.inputs(x[at : at + size]), h, into, before, chunk, rollout.transition, f, rollout.bias)
+        if before is not None and memory == "reversible":
+            bits.append(_pack(before.signbit()))
+        made = before if into is None else into
+        assert made is not None
+        _collect_last(hn, made, chunk, sizes[stop] if stop < len(sizes) else 0, f)
         # A view would keep the whole chunk alive.
-        h = h if keep else h.clone()
+        h = h if rollout.kept_states else h.clone()
         at += size
-    if negative is None:
-        negative = torch.cat(bits) if bits else torch.empty(0, dtype=torch.uint8, device=x.device)
-    return states, hn, negative, torch.cat(starts) if starts else h0.new_empty(0, n)
+    if z is None:
+        z = torch.cat(bits) if bits else torch.empty(0, dtype=torch.uint8, device=x.device)
+    return states, hn, z, torch.cat(starts) if starts else h0.new_empty(0, n)
 
 
-def _collect_last(hn: Tensor, states: Tensor, sizes: list[int], after: int) -> None:
-    """Copies the states of the sequences that end within a chunk."""
+def _collect_last(hn: Tensor, made: Tensor, sizes: list[int], after: int, f: Nonlinearity) -> None:
+    """Copies the states, made as such or as z, of the sequences that end within a chunk."""
     at = sum(sizes)
     for t in range(len(sizes) - 1, -1, -1):
         at -= sizes[t]
         following = sizes[t + 1] if t + 1 < len(sizes) else after
         if following < sizes[t]:
-            hn[following : sizes[t]] = states[at + following : at + sizes[t]]
+            rows = made[at + following : at + sizes[t]]
+            hn[following : sizes[t]] = rows.abs() if f.signed else rows
 
 
 def _pack(signs: Tensor) -> Tensor:
@@ -118,7 +114,7 @@ def backward(
     signs: Tensor, starts: Tensor,
 ) -> tuple[Tensor, Tensor, list[Tensor], Tensor | None, Tensor | None]:  # fmt: skip
     """Gradients of x, h0, the transition's tensors, bias and weight; ``x`` may be None if every state was stored."""
-    sizes, f, weight, n = rollout.sizes, rollout.f, rollout.weight, h0.shape[-1]
+    sizes, f, weight, memory, n = rollout.sizes, rollout.f, rollout.weight, rollout.memory, h0.shape[-1]
     total = sum(sizes)
     dx = h0.new_empty(total, n if weight is None else weight.shape[1])
     dweight = None if weight is None else torch.zeros_like(weight)
@@ -132,25 +128,30 @@ def backward(
         size = sum(chunk)
         at -= size
         part = h0[:0] if x is None else x[at : at + size]
-        negative, before, known = None, h0, states[at : at + size]
-        if rollout.memory == "store":
-            negative = signs[at : at + size] if f.signed else None
-        elif rollout.memory == "checkpoint":
+        z, before, known = None, h0, states[at : at + size]
+        if memory == "store":
+            z = signs[at : at + size] if f.signed else None
+        elif memory == "checkpoint":
             first -= chunk[0]
             before = starts[first : first + chunk[0]]
-            negative = torch.empty(size, n, dtype=torch.bool, device=h0.device) if f.signed else None
-            known = h0.new_empty(size, n)
-            loops.run(rollout.inputs(part), before, known, negative, chunk, rollout.transition, f, rollout.threshold)
+            z = h0.new_empty(size, n) if f.signed else None
+            known = None if f.signed else h0.new_empty(size, n)
+            loops.run(rollout.inputs(part), before, known, z, chunk, rollout.transition, f, rollout.bias)
         else:
+            negative = None
             if f.signed:
                 used = -(-size * n // 8)
                 bit -= used
                 negative = _unpack(signs[bit : bit + used], (size, n))
-            known, before = loops.recover(rollout.inputs(part), h, hn, negative, chunk, rollout.transition)
+            known, before = loops.recover(rollout.inputs(part), h, hn, negative, chunk, rollout.transition, rollout.bias)
+            z = known if f.signed else None
             h = before
+        if z is not None:
+            known = z.abs()
+        assert known is not None
         deltas = dx[at : at + size] if weight is None else h0.new_empty(size, n)
-        deltas.zero_() if g is None else deltas.copy_(g[at : at + size])
-        carry = loops.adjoint(deltas, carry, gn, known, negative, chunk, rollout.transition, f, rollout.threshold)
+        outside = None if g is None else g[at : at + size]
+        carry = loops.adjoint(outside, carry, gn, deltas, known, z, chunk, rollout.transition, f, rollout.bias)
         for ours, previous in _steps_before(deltas, known, before, chunk):
             for total_grad, grad in zip(dq, rollout.transition.grad(ours, previous), strict=True):
                 total_grad += grad

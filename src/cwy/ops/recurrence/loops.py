@@ -1,7 +1,7 @@
 """The loops over the steps of a chunk: forward, adjoint, and backwards from the last state.
 
-Tensors over time are flat; step t has the ``sizes[t]`` rows after those of the steps before it. ``signs`` is None unless f
-needs the sign of z; ``bias`` is None unless it is a threshold.
+Tensors over time are flat; step t has the ``sizes[t]`` rows after those of the steps before it. ``z`` is None unless f has
+to keep it beside the states; ``bias`` is added to z, or f's threshold.
 """
 
 from __future__ import annotations
@@ -15,104 +15,130 @@ from .transition import Transition, of
 
 
 def run(
-    x: Tensor, h: Tensor, states: Tensor, signs: Tensor | None, sizes: list[int], q: Transition, f: Nonlinearity,
+    x: Tensor, h: Tensor, states: Tensor | None, z: Tensor | None, sizes: list[int], q: Transition, f: Nonlinearity,
     bias: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    """Writes the states of all steps from the inputs x and the state before them; returns the last."""
+    """Writes the states of all steps (only z, if states is None) from the state before them; returns the last."""
     if not graphs.worth(x, sizes):
-        return _run(x, h, states, signs, sizes, q, f, bias)
+        return _run(x, h, states, z, sizes, q, f, bias)
     batch, parts = sizes[0], len(q)
     for start, count in graphs.blocks(len(sizes)):
         rows, block = slice(start * batch, (start + count) * batch), [batch] * count
-        of_block = None if signs is None else signs[rows]
+        into, before = None if states is None else states[rows], None if z is None else z[rows]
         if count not in graphs.BLOCKS:
-            h = _run(x[rows], h, states[rows], of_block, block, q, f, bias)
+            h = _run(x[rows], h, into, before, block, q, f, bias)
             continue
 
         def record(x: Tensor, h: Tensor, *rest: Tensor, block=block) -> tuple[Tensor, ...]:
-            made, flips = torch.empty_like(x), torch.empty_like(x, dtype=torch.bool) if f.signed else None
-            _run(x, h, made, flips, block, of([*rest[:parts]]), f, rest[parts] if len(rest) > parts else None)
-            return (made,) if flips is None else (made, flips)
+            made, kept = torch.empty_like(x), torch.empty_like(x) if f.signed else None
+            _run(x, h, made, kept, block, of([*rest[:parts]]), f, rest[parts] if len(rest) > parts else None)
+            return (made,) if kept is None else (made, kept)
 
-        made, *flips = graphs.replay(record, ("run", f.name, bias is None), x[rows], h, *q, *([] if bias is None else [bias]))
-        states[rows] = made
-        if of_block is not None:
-            of_block.copy_(flips[0])
-        h = states[rows][-batch:]
+        made, *kept = graphs.replay(record, ("run", f.name, bias is None), x[rows], h, *q, *([] if bias is None else [bias]))
+        if into is not None:
+            into.copy_(made)
+        if before is not None:
+            before.copy_(kept[0])
+        h = made[-batch:].clone()
     return h
 
 
-def _run(x, h, states, signs, sizes, q, f, bias):
-    flips = [None] * len(sizes) if signs is None else signs.split(sizes)
-    for xt, state, flip, size in zip(x.split(sizes), states.split(sizes), flips, sizes, strict=True):
-        q.step(xt, h[:size], state)
-        if flip is not None:
-            torch.signbit(state, out=flip)
-        f.step_(state, bias)
-        h = state
+def _run(x, h, states, z, sizes, q, f, bias):
+    none = [None] * len(sizes)
+    outs, befores = none if states is None else states.split(sizes), none if z is None else z.split(sizes)
+    added, threshold = (None, bias) if f.threshold else (bias, None)
+    for xt, out, before, size in zip(x.split(sizes), outs, befores, sizes, strict=True):
+        into = out if before is None else before
+        q.step(xt, h[:size], into)
+        if added is not None:
+            into += added
+        if before is None:
+            f.step_(into, threshold)
+            h = into
+        else:
+            h = f.define(before, threshold) if out is None else out.copy_(f.define(before, threshold))
     return h
 
 
 def adjoint(
-    deltas: Tensor, carry: Tensor, gn: Tensor | None, states: Tensor, signs: Tensor | None, sizes: list[int], q: Transition,
-    f: Nonlinearity, bias: Tensor | None,
+    g: Tensor | None, carry: Tensor, gn: Tensor | None, deltas: Tensor, states: Tensor, z: Tensor | None, sizes: list[int],
+    q: Transition, f: Nonlinearity, bias: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    """Turns the gradients of all states into deltas, in place; returns the gradient of the state before them.
+    """Writes the deltas of all steps; returns the gradient of the state before them.
 
-    ``carry`` is the gradient that comes from the steps after; ``gn`` that of the last state of each sequence.
+    ``g`` is the gradient of the states from outside, ``carry`` what comes from the step after, ``gn`` the gradient of the
+    last state of each sequence.
     """
     if not graphs.worth(deltas, sizes):
-        return _adjoint(deltas, carry, gn, states, signs, sizes, q, f, bias)
+        return _adjoint(g, carry, gn, deltas, states, z, sizes, q, f, bias)
     batch, parts = sizes[0], len(q)
     if carry.shape[0] == 0:
         # Every sequence ends here.
         carry = torch.zeros_like(deltas[:batch]) if gn is None else gn
     for start, count in reversed(list(graphs.blocks(len(sizes)))):
         rows, block = slice(start * batch, (start + count) * batch), [batch] * count
-        of_block = None if signs is None else signs[rows]
+        outside, kept = None if g is None else g[rows], None if z is None else z[rows]
         if count not in graphs.BLOCKS:
-            carry = _adjoint(deltas[rows], carry, None, states[rows], of_block, block, q, f, bias)
+            carry = _adjoint(outside, carry, None, deltas[rows], states[rows], kept, block, q, f, bias)
             continue
 
-        def record(deltas: Tensor, carry: Tensor, states: Tensor, *rest: Tensor, block=block) -> tuple[Tensor, ...]:
-            made, extra = deltas.clone(), [*rest[parts:]]
-            flips = extra.pop() if f.signed else None
+        def record(carry: Tensor, states: Tensor, *rest: Tensor, block=block) -> tuple[Tensor, ...]:
+            made, extra = torch.empty_like(states), [*rest[parts:]]
+            outside = extra.pop() if g is not None else None
+            kept = extra.pop() if f.signed else None
             threshold = extra.pop() if extra else None
-            return made, _adjoint(made, carry, None, states, flips, block, of([*rest[:parts]]), f, threshold)
+            return made, _adjoint(outside, carry, None, made, states, kept, block, of([*rest[:parts]]), f, threshold)
 
-        extra = [*([] if bias is None else [bias]), *([] if of_block is None else [of_block])]
-        made, carry = graphs.replay(record, ("adjoint", f.name, bias is None), deltas[rows], carry, states[rows], *q, *extra)
+        extra = [*([] if bias is None else [bias]), *([] if kept is None else [kept]), *([] if outside is None else [outside])]
+        key = "adjoint", f.name, bias is None, g is None
+        made, carry = graphs.replay(record, key, carry, states[rows], *q, *extra)
         deltas[rows] = made
     return carry.clone()
 
 
-def _adjoint(deltas, carry, gn, states, signs, sizes, q, f, bias):
+def _adjoint(g, carry, gn, deltas, states, z, sizes, q, f, bias):
     steps, values = deltas.split(sizes), states.split(sizes)
-    flips = [None] * len(sizes) if signs is None else signs.split(sizes)
-    after = carry.shape[0]
-    steps[-1][:after] += carry
-    into = carry
+    outside = None if g is None else g.split(sizes)
+    kept = [None] * len(sizes) if z is None else z.split(sizes)
+    threshold = bias if f.threshold else None
     for t in range(len(sizes) - 1, -1, -1):
-        delta = steps[t]
-        if gn is not None and after < sizes[t]:
-            delta[after:] += gn[after : sizes[t]]
-        delta.copy_(f.back(delta, values[t], flips[t], bias))
-        into = steps[t - 1][: sizes[t]] if t else torch.zeros_like(delta)
-        q.back_(into, delta)
-        after = sizes[t]
-    return into
+        delta, after = steps[t], carry.shape[0]
+        if t == len(sizes) - 1 or after < sizes[t]:
+            delta.zero_() if outside is None else delta.copy_(outside[t])
+            delta[:after] += carry
+            if gn is not None:
+                delta[after:] += gn[after : sizes[t]]
+        f.back_(delta, values[t], kept[t], threshold)
+        # Where the step before has as many rows, its own gradient is added on the way.
+        if t and sizes[t - 1] == sizes[t]:
+            before = torch.zeros_like(delta) if outside is None else outside[t - 1]
+            q.back(before, delta, steps[t - 1])
+            carry = steps[t - 1]
+        else:
+            carry = torch.empty_like(delta)
+            q.back(torch.zeros_like(delta), delta, carry)
+    return carry
 
 
-def recover(x: Tensor, h: Tensor, hn: Tensor, signs: Tensor | None, sizes: list[int], q: Transition) -> tuple[Tensor, Tensor]:
-    """The states of all steps from the one after them, and the one before; ``hn`` has those of sequences that end here."""
-    states = hn.new_empty(sum(sizes), hn.shape[-1])
-    inputs, values = x.split(sizes), states.split(sizes)
-    flips = None if signs is None else signs.split(sizes)
+def recover(
+    x: Tensor, h: Tensor, hn: Tensor, negative: Tensor | None, sizes: list[int], q: Transition, bias: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """z of all steps from the state after them, and the state before; ``hn`` has those of sequences that end here."""
+    recovered = hn.new_empty(sum(sizes), hn.shape[-1])
+    inputs, values = x.split(sizes), recovered.split(sizes)
+    flips = None if negative is None else negative.split(sizes)
     for t in range(len(sizes) - 1, -1, -1):
         known = h.shape[0]
-        values[t][:known] = h
-        values[t][known:] = hn[known : sizes[t]]
-        z = values[t] if flips is None else torch.where(flips[t], -values[t], values[t])
-        h = torch.zeros_like(z)
-        q.back_(h, z - inputs[t])
-    return states, h
+        z = values[t]
+        z[:known] = h
+        z[known:] = hn[known : sizes[t]]
+        if flips is not None:
+            # A state is not negative; where rounding made it so, or zero, the sign of z must not be lost.
+            z.clamp_(min=torch.finfo(z.dtype).tiny)
+            z.copy_(torch.where(flips[t], -z, z))
+        rest = z - inputs[t]
+        if bias is not None:
+            rest -= bias
+        h = torch.empty_like(z)
+        q.back(torch.zeros_like(z), rest, h)
+    return recovered, h

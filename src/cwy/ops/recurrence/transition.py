@@ -1,6 +1,6 @@
 r"""The transition as the loop sees it: formed, or as $\mathrm{diag}(d) - W Y^H$.
 
-Rows are vectors: ``h (B, N)``. Each has ``step`` ($x + Qh$), ``back_`` (adds $Q^H\delta$) and ``grad``, the gradient of its
+Rows are vectors: ``h (B, N)``. Each has ``step`` ($x + Qh$), ``back`` ($g + Q^H\delta$) and ``grad``, the gradient of its
 tensors from all deltas and the states before them, in one matrix product each.
 """
 
@@ -20,8 +20,8 @@ class Formed(NamedTuple):
     def step(self, x: Tensor, h: Tensor, out: Tensor) -> None:
         torch.addmm(x, h, self.q.mT, out=out)
 
-    def back_(self, into: Tensor, delta: Tensor) -> None:
-        into.addmm_(delta, self.q.conj())
+    def back(self, g: Tensor, delta: Tensor, out: Tensor) -> None:
+        torch.addmm(g, delta, self.q.conj(), out=out)
 
     def grad(self, deltas: Tensor, before: Tensor) -> tuple[Tensor, ...]:
         return (deltas.mT @ before.conj(),)
@@ -38,8 +38,10 @@ class Factored(NamedTuple):
         torch.addcmul(x, h, self.d, out=out)
         out.addmm_(h @ self.y.conj(), self.w.mT, alpha=-1)
 
-    def back_(self, into: Tensor, delta: Tensor) -> None:
-        into.addcmul_(delta, self.d.conj()).addmm_(delta @ self.w.conj(), self.y.mT, alpha=-1)
+    def back(self, g: Tensor, delta: Tensor, out: Tensor) -> None:
+        c = delta @ self.w.conj()
+        torch.addcmul(g, delta, self.d.conj(), out=out)
+        out.addmm_(c, self.y.mT, alpha=-1)
 
     def grad(self, deltas: Tensor, before: Tensor) -> tuple[Tensor, ...]:
         dw = -(deltas.mT @ (before @ self.y.conj()).conj())
