@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 import torch
 from rich.console import Console
@@ -95,7 +96,9 @@ def execute(chosen: Options, folder: Path, console: Console) -> bool:
                 done = chosen.sizes.index(size) + part
                 bar.update(task, completed=done, description=f"{show(size):>10}  {what:32}")
 
-            run(bench, chosen.sizes, chosen.wanted, chosen.dtype, where, chosen.effort, rows, watch)
+            run(
+                bench.name, _module(bench).entries, chosen.sizes, chosen.wanted, chosen.dtype, where, chosen.effort, rows, watch
+            )
     except KeyboardInterrupt:
         stopped = True
     if not rows:
@@ -123,7 +126,7 @@ def _set_threads(chosen: Options, console: Console) -> None:
 
 
 def _report(chosen: Options, rows: list[Row], folder: Path, console: Console) -> None:
-    baseline = import_module(f".{chosen.bench.name}", __package__).baseline
+    baseline = _module(chosen.bench).baseline
     written = [folder / f"{chosen.bench.name}.csv"]
     write_csv(rows, written[0])
     for form in chosen.bench.forms:
@@ -147,6 +150,10 @@ def _report(chosen: Options, rows: list[Row], folder: Path, console: Console) ->
     for path in written:
         print(f"{'The rows' if path.suffix == '.csv' else 'The picture'}: {path}")
     console.print(figure.caption(rows[0]), style="dim")
+
+
+def _module(bench: Bench) -> ModuleType:
+    return import_module(f".{bench.name}", __package__)
 
 
 def _device(name: str) -> torch.device:

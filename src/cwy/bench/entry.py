@@ -37,7 +37,7 @@ class Entry:
         name: as rows and tables show it.
         about: exactly what is timed.
         make: ``make(dtype, device)`` builds the case, off the clock, from torch's random state.
-        group: "ours", "peer", or "floor" (what no method can undercut).
+        group: "ours", "peer", or "floor" (a plain product, for scale).
         method: of the registry, if the entry is one of ours.
         package: the package it needs, by the name it is imported by.
         differentiable: whether it is used with a backward pass; if not, only the forward one is checked and timed.

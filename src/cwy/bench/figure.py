@@ -56,7 +56,8 @@ def _lines(rows: Sequence[Row], sizes: Sequence[Size], form: str) -> Figure:
     # Over N where only N varies; else side by side.
     over_n = all(size[1:] == sizes[0][1:] for size in sizes)
     at = dict(zip(names, [size[0] for size in sizes] if over_n else range(len(sizes)), strict=True))
-    along = ", ".join(filter(None, ["N", _named(form, sizes[0], skip=1)])) if over_n else form
+    fixed = _named(form, sizes[0], skip=1)
+    along = (f"N ({fixed})" if fixed else "N") if over_n else form
     styles = _styles(rows)
     for axes, kind, name in zip(panels, ("forward", "both"), ("forward", "forward + backward"), strict=True):
         for entry, style in styles.items():
@@ -131,13 +132,13 @@ def _bars(rows: Sequence[Row], baseline: str) -> Figure:
                 )
         axes.plot((row.forward or 0) * 1e3, i, "D", color=ORANGE, markeredgecolor="black", markersize=6, zorder=4)
     axes.set_yticks(range(len(timed)), [row.entry for row in timed])
-    axes.set(xscale="log", xlabel="time a call, ms (median; whiskers: quartiles)")
+    axes.set(xscale="log", xlabel="forward + backward, ms (median; whiskers: quartiles)")
     axes.xaxis.set_major_formatter("{x:g}")
     axes.margins(x=0.2)
     axes.grid(axis="x", alpha=0.3)
-    shown = {"floor": colours["floor"], baseline: BLUE, "other method of cwy": colours["ours"], "peer": colours["peer"]}
+    shown = {"plain product": colours["floor"], baseline: BLUE, "other method of cwy": colours["ours"], "peer": colours["peer"]}
     for label, colour in shown.items():
         axes.barh([0], [0], color=colour, label=label)
     axes.plot([], [], "D", color=ORANGE, markeredgecolor="black", label="forward alone")
-    figure.legend(loc="outside upper center", ncols=5, frameon=False, fontsize="small", title="bars: forward + backward")
+    figure.legend(loc="outside upper center", ncols=5, frameon=False, fontsize="small")
     return figure

@@ -127,11 +127,12 @@ def commit(source: Path = Path(__file__).parents[1]) -> str:
 def write_csv(rows: Iterable[Row], path: Path) -> None:
     """Writes rows to a file that appears whole or not at all."""
     text = io.StringIO(newline="")
-    table = csv.writer(text, lineterminator="\n")
+    # Texts are quoted, so that none is taken for the end of a line; numbers are written by repr, exactly.
+    table = csv.writer(text, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC)
     inherited = [field.name for field in fields(Context)]
     names = [*(field.name for field in fields(Row) if field.name not in inherited), *inherited]
     table.writerow(names)
-    table.writerows([_write(getattr(row, name)) for name in names] for row in rows)
+    table.writerows([getattr(row, name) for name in names] for row in rows)
     partial = path.with_name(f".{path.name}.partial")
     try:
         with partial.open("w", encoding="utf-8", newline="") as file:
@@ -152,11 +153,6 @@ def read_csv(path: Path) -> list[Row]:
             odd = sorted(set(table.fieldnames or ()) ^ set(readers))
             raise ValueError(f"{path} is not a file of benchmark rows: its columns differ by {', '.join(odd)}.")
         return [Row(**{name: read(line[name]) for name, read in readers.items()}) for line in table]
-
-
-def _write(value: object) -> str:
-    # repr gives back every float exactly.
-    return "" if value is None else repr(value) if isinstance(value, float) else str(value)
 
 
 @cache

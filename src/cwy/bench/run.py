@@ -7,20 +7,18 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
-from importlib import import_module
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .. import __version__
-from . import Bench, Size
 from .check import Accuracy, CheckFailed, accuracy, judge
 from .entry import Entry
 from .memory import bounded, peak
 from .peers import why_missing
 from .rows import Context, Row, version
-from .sizes import show
+from .sizes import Size, show
 from .timing import FEWEST, Effort, Timer, clock, in_turn
 
 Watch = Callable[[Size, str, float], object]
@@ -52,7 +50,8 @@ class Ready:
 
 
 def run(
-    bench: Bench,
+    bench: str,
+    entries: Callable[[Size], Sequence[Entry]],
     sizes: Sequence[Size],
     wanted: Callable[[Entry], bool],
     dtype: torch.dtype,
@@ -64,6 +63,8 @@ def run(
     """Measures a benchmark. Rows are added as they are complete, also when it is interrupted.
 
     Args:
+        bench: its name.
+        entries: what is timed at a size.
         sizes: in growing order; an entry too slow at one is not tried at the next.
         wanted: which entries take part.
         where: the device and seed, and what else the rows carry.
@@ -71,14 +72,13 @@ def run(
     """
     too_slow: dict[str, str] = {}
     end = time.monotonic() + effort.total
-    entries = import_module(f".{bench.name}", __package__).entries
     with bounded() if torch.device(where.device).type == "cpu" else nullcontext():
         for size in sizes:
             _run_size(bench, size, [e for e in entries(size) if wanted(e)], dtype, where, effort, end, too_slow, rows, watch)
 
 
 def _run_size(
-    bench: Bench,
+    bench: str,
     size: Size,
     entries: Sequence[Entry],
     dtype: torch.dtype,
@@ -123,7 +123,7 @@ def _run_size(
         for entry in entries:
             values = (untimed | measured).get(entry.name)
             if values is not None:
-                given: dict[str, Any] = {"bench": bench.name, "entry": entry.name, "group": entry.group, "about": entry.about}
+                given: dict[str, Any] = {"bench": bench, "entry": entry.name, "group": entry.group, "about": entry.about}
                 given |= {"size": show(size), "dtype": _name(dtype), "package": _package(entry)}
                 rows.append(Row(**asdict(where), **(given | values)))
 
