@@ -75,7 +75,7 @@ def _torch(n: int, m: int) -> list[Entry]:
             peer("cayley solve", "torch.linalg.solve(I + A/2, I - A/2)", _cayley),
         ]
     found += [
-        peer("linalg.qr", "the Q of torch.linalg.qr, of a well-conditioned matrix", lambda x: torch.linalg.qr(_near_eye(x)).Q),
+        Entry("linalg.qr", "the Q of torch.linalg.qr, of a well-conditioned matrix", partial(_qr, n, m)),
         peer("householder_product", "torch.linalg.householder_product of unit lower-triangular vectors", _householder_product),
     ]
     return found
@@ -135,9 +135,11 @@ def _cayley(x: Tensor) -> Tensor:
     return torch.linalg.solve(eye + half, eye - half)
 
 
-def _near_eye(x: Tensor) -> Tensor:
+def _qr(n: int, m: int, dtype: torch.dtype, device: torch.device) -> Case:
     # Singular values between 1/2 and 3/2: the derivative of QR divides by them.
-    return torch.eye(*x.shape, dtype=x.dtype, device=x.device) + x / 2
+    x = torch.eye(n, m, dtype=dtype, device=device) + gaussian(n, m, std=0.25 * n**-0.5, dtype=dtype, device=device)
+    call = lambda x: torch.linalg.qr(x).Q
+    return Case(call, (x,), call, orthogonality_error)
 
 
 def _householder_product(x: Tensor) -> Tensor:

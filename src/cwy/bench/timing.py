@@ -34,7 +34,7 @@ class Effort:
     total: float = math.inf
 
 
-FULL = Effort(repeats=10, shortest=0.02, budget=4.0, limit=10.0)
+FULL = Effort(repeats=10, shortest=0.02, budget=4.0, limit=5.0)
 QUICK = Effort(repeats=5, shortest=0.005, budget=0.2, limit=1.0, total=40.0)
 
 
