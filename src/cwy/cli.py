@@ -108,15 +108,22 @@ def _timed(bench: Bench) -> Callable[..., None]:
     ) -> None:
         from rich.console import Console
 
-        from .bench.command import execute, options
+        from .bench.command import measure, options, show, write
 
+        console = Console(highlight=False, markup=False)
         with _plainly(ValueError):
             chosen = options(bench, sizes, peers, methods, device, dtype, quick, repeats, threads, seed)
         with _plainly(OSError, f"cannot write to the folder --out {out}: "):
             folder = _writable(out)
-        with _plainly(OSError, f"cannot write to {folder}: "):
-            if not execute(chosen, folder, Console(highlight=False, markup=False)):
-                sys.exit(130)
+        rows, stopped = measure(chosen, console)
+        if rows:
+            with _plainly(OSError, f"cannot write to {folder}: "):
+                written = write(chosen, rows, folder)
+            show(chosen, rows, written, console)
+        if stopped:
+            told = f"only the {len(rows)} rows that were complete are written" if rows else "nothing was written"
+            console.print(f"Stopped: {told}.")
+            sys.exit(130)
 
     command.__doc__ = (
         f"{bench.about}\n\nTimes every method beside its peers; shows a table, writes the rows as CSV and a picture. "

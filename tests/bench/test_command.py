@@ -4,12 +4,10 @@ import re
 import sys
 from dataclasses import replace
 from importlib.util import find_spec
-from io import StringIO
 
 import pytest
 import torch
 from matplotlib.image import imread
-from rich.console import Console
 
 import cwy
 from cwy.bench import BENCHES, command, matrix, multiply
@@ -90,24 +88,25 @@ def chosen(**given):
     return command.options(BENCHES["matrix"], **(usual | rest | given))
 
 
-@pytest.mark.parametrize("complete", [0, 1, 2])
-def test_interrupted_it_writes_the_rows_that_are_complete(complete, tmp_path, monkeypatch):
-    def entries(size):
-        if size[0] == 8 + complete:
-            raise KeyboardInterrupt
-        return entries_of(size)
-
-    entries_of = matrix.entries
-    monkeypatch.setattr(matrix, "entries", entries)
-    told = StringIO()
-    assert not command.execute(chosen(), tmp_path, Console(file=told, width=80))
-    if complete == 0:
-        assert "nothing was written" in told.getvalue()
-        assert not list(tmp_path.iterdir())
-    else:
-        rows = read_csv(tmp_path / "matrix.csv")
-        assert {row.size for row in rows} == {str(8 + i) for i in range(complete)}
-        assert f"only the {len(rows)} rows that were complete" in told.getvalue()
+def test_interrupted_it_writes_the_rows_that_are_complete(tmp_path):
+    interrupted = (
+        "from cwy.bench import matrix; from cwy.cli import main; entries = matrix.entries\n"
+        "def until_9(size):\n"
+        "    if size[0] > 9: raise KeyboardInterrupt\n"
+        "    return entries(size)\n"
+        "matrix.entries = until_9; main()"
+    )
+    few = ["--quick", "--methods", "cwy", "--peers", "none", "--threads", "1"]
+    done = run(sys.executable, "-c", interrupted, "bench", "matrix", *few, "--sizes", "8,9,10", cwd=tmp_path)
+    assert done.returncode == 130
+    rows = read_csv(tmp_path / "bench" / "matrix.csv")
+    assert {row.size for row in rows} == {"8", "9"}
+    assert f"only the {len(rows)} rows that were complete are written" in done.stdout
+    assert (tmp_path / "bench" / "matrix.png").exists()
+    done = run(sys.executable, "-c", interrupted, "bench", "matrix", *few, "--sizes", "10", "--out", "none", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (130, "")
+    assert "nothing was written" in done.stdout
+    assert not list((tmp_path / "none").iterdir())
 
 
 def test_peers_and_methods_choose_who_takes_part():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -19,7 +19,8 @@ from .load import idle_cores
 from .peers import PEERS, choose, near
 from .rows import Row, context, write_csv
 from .run import run
-from .sizes import parse_sizes, show
+from .sizes import parse_sizes
+from .sizes import show as show_size
 from .timing import FULL, QUICK, Effort
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
@@ -73,14 +74,13 @@ def options(
     )
 
 
-def execute(chosen: Options, folder: Path, console: Console) -> bool:
-    """Measures, shows and writes; False if it was stopped before the end."""
+def measure(chosen: Options, console: Console) -> tuple[list[Row], bool]:
+    """The rows, and whether it was stopped before the end; then they are those that were complete."""
     bench = chosen.bench
     console.print(f"{bench.about} Each entry is checked against float64, then all are timed in turn.")
     _set_threads(chosen, console)
     where = context(chosen.device, chosen.seed)
     rows: list[Row] = []
-    stopped = False
     bar = Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=20),
@@ -94,20 +94,52 @@ def execute(chosen: Options, folder: Path, console: Console) -> bool:
 
             def watch(size: Size, what: str, part: float) -> None:
                 done = chosen.sizes.index(size) + part
-                bar.update(task, completed=done, description=f"{show(size):>10}  {what:32}")
+                bar.update(task, completed=done, description=f"{show_size(size):>10}  {what:32}")
 
             run(
                 bench.name, _module(bench).entries, chosen.sizes, chosen.wanted, chosen.dtype, where, chosen.effort, rows, watch
             )
     except KeyboardInterrupt:
-        stopped = True
-    if not rows:
-        console.print("Stopped before any row was complete: nothing was written.")
-        return False
-    _report(chosen, rows, folder, console)
-    if stopped:
-        console.print(f"Stopped: only the {len(rows)} rows that were complete are written.")
-    return not stopped
+        return rows, True
+    return rows, False
+
+
+def write(chosen: Options, rows: list[Row], folder: Path) -> list[Path]:
+    """Writes the rows as CSV and a picture of each form of size; returns the files."""
+    bench = chosen.bench
+    written = [folder / f"{bench.name}.csv"]
+    write_csv(rows, written[0])
+    for form, sizes, found in _by_form(chosen, rows):
+        suffix = "" if form == bench.forms[0] else f"-{form}"
+        written.append(folder / f"{bench.name}{suffix}.png")
+        figure.draw(found, sizes, form, bench.about.rstrip("."), _module(bench).baseline(sizes[-1]), written[-1])
+    return written
+
+
+def show(chosen: Options, rows: list[Row], written: list[Path], console: Console) -> None:
+    """Shows the tables, what they say, what got no time, and where the files are."""
+    for _, sizes, found in _by_form(chosen, rows):
+        if len(sizes) > 1:
+            console.print(table.overview(found, sizes))
+            console.print()
+        last = [row for row in found if row.size == show_size(sizes[-1])]
+        baseline = _module(chosen.bench).baseline(sizes[-1])
+        console.print(table.detail(last, baseline))
+        console.print(table.findings(last, baseline), end="\n\n")
+    if any(row.status != "ok" for row in rows):
+        console.print(table.untimed(rows), end="\n\n")
+    for path in written:
+        print(f"{'The rows' if path.suffix == '.csv' else 'The picture'}: {path}")
+    console.print(figure.caption(rows[0]), style="dim")
+
+
+def _by_form(chosen: Options, rows: list[Row]) -> Iterator[tuple[str, list[Size], list[Row]]]:
+    """Sizes of one form, which share a table and a picture, and their rows; sizes at which nothing was timed are left out."""
+    for form in chosen.bench.forms:
+        sizes = [size for size in chosen.sizes if len(size) == form.count("x") + 1]
+        sizes = [size for size in sizes if any(row.size == show_size(size) and row.status == "ok" for row in rows)]
+        if sizes:
+            yield form, sizes, [row for row in rows if row.size in map(show_size, sizes)]
 
 
 def _set_threads(chosen: Options, console: Console) -> None:
@@ -123,33 +155,6 @@ def _set_threads(chosen: Options, console: Console) -> None:
         f"The CPU is busy, {idle:.1f} of {usual} cores idle: timed with {torch.get_num_threads()} (--threads to choose). "
         "Compare these times with each other only."
     )
-
-
-def _report(chosen: Options, rows: list[Row], folder: Path, console: Console) -> None:
-    baseline = _module(chosen.bench).baseline
-    written = [folder / f"{chosen.bench.name}.csv"]
-    write_csv(rows, written[0])
-    for form in chosen.bench.forms:
-        # Sizes of one form share a table and a picture.
-        sizes = [size for size in chosen.sizes if len(size) == form.count("x") + 1]
-        found = [row for row in rows if row.size in map(show, sizes)]
-        sizes = [size for size in sizes if any(row.size == show(size) and row.status == "ok" for row in found)]
-        if not sizes:
-            continue
-        last = [row for row in found if row.size == show(sizes[-1])]
-        if len(sizes) > 1:
-            console.print(table.overview(found, sizes))
-            console.print()
-        console.print(table.detail(last, baseline(sizes[-1])))
-        console.print(table.findings(last, baseline(sizes[-1])), end="\n\n")
-        suffix = "" if form == chosen.bench.forms[0] else f"-{form}"
-        written.append(folder / f"{chosen.bench.name}{suffix}.png")
-        figure.draw(found, sizes, form, chosen.bench.about.rstrip("."), baseline(sizes[-1]), written[-1])
-    if any(row.status != "ok" for row in rows):
-        console.print(table.untimed(rows), end="\n\n")
-    for path in written:
-        print(f"{'The rows' if path.suffix == '.csv' else 'The picture'}: {path}")
-    console.print(figure.caption(rows[0]), style="dim")
 
 
 def _module(bench: Bench) -> ModuleType:

@@ -15,10 +15,9 @@ from .rows import Row
 from .sizes import Size, show
 from .table import times
 
-# Okabe and Ito's colours, which colour-blind readers can tell apart.
-BLUE, ORANGE, GREEN, RED, SKY, PINK, YELLOW = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7", "#B8A800"
-OURS = (BLUE, SKY, RED, GREEN, PINK, ORANGE, YELLOW)
-GREY = "0.55"
+# Colours that colour-blind readers can tell apart: one of Okabe and Ito's for the first of ours, then Tol's "muted".
+BLUE, SKY, ORANGE = "#0072B2", "#88CCEE", "#E69F00"
+OURS = (BLUE, SKY, "#CC6677", "#44AA99", "#882255", "#999933", "#AA4499", "#117733", "#DDCC77", "#332288")
 MARKERS = "osD^vP*X<>hdp"
 DASHES = ((0, (5, 2)), (0, (6, 2, 1, 2)), (0, (2, 2)), (0, (9, 2)))
 

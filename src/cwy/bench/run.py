@@ -38,7 +38,7 @@ class Ready:
     accuracy: Accuracy
     memory: int
     forward: Timer
-    both: Timer | None
+    both: Timer | None = None
 
     @property
     def timers(self) -> list[Timer]:
@@ -71,9 +71,12 @@ def run(
         rows: where they go.
     """
     too_slow: dict[str, str] = {}
-    end = time.monotonic() + effort.total
+    begin = time.monotonic()
     with bounded() if torch.device(where.device).type == "cpu" else nullcontext():
         for size in sizes:
+            # A size of which only a part fits would compare nothing: none of it is begun late.
+            late = size != sizes[0] and time.monotonic() > begin + effort.total / 2
+            end = begin if late else begin + effort.total
             _run_size(bench, size, [e for e in entries(size) if wanted(e)], dtype, where, effort, end, too_slow, rows, watch)
 
 
@@ -148,12 +151,12 @@ def prepare(entry: Entry, dtype: torch.dtype, device: torch.device, seed: int, e
         gradients = _first(both, device, effort.limit, "forward + backward") if entry.differentiable else None
         errors = accuracy(case, out, cotangent, gradients)
     judge(errors, out.dtype)
-    memory = peak(both if entry.differentiable else forward, device)
-    timers = Timer(forward, device), Timer(both, device) if entry.differentiable else None
-    ready = Ready(entry, out.dtype, errors, memory, *timers)
-    for timer in ready.timers:
-        timer.calibrate(effort)
-    return ready
+    whole, memory = both if entry.differentiable else forward, []
+    seconds = clock(lambda: memory.append(peak(whole, device)), device)
+    timers = [Timer(call, device) for call in ([forward, both] if entry.differentiable else [forward])]
+    for timer in timers:
+        timer.calibrate(effort, seconds if timer.call is whole else 0.0)
+    return Ready(entry, out.dtype, errors, memory[0], *timers)
 
 
 def _first(call: Callable, device: torch.device, limit: float, what: str):

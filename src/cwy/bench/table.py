@@ -82,10 +82,12 @@ def untimed(rows: Sequence[Row]) -> Text:
     for row in rows:
         if row.status != "ok":
             told.setdefault((row.status, row.reason), {}).setdefault(row.entry, []).append(row.size)
+    everyone = len({row.entry for row in rows})
     lines = []
     for (status, reason), entries in told.items():
         where = "" if status == "missing" else f" at {', '.join(dict.fromkeys(s for sizes in entries.values() for s in sizes))}"
-        lines.append(f"{status}: {', '.join(entries)}{where}: {reason}.")
+        who = "everything" if len(entries) == everyone else ", ".join(entries)
+        lines.append(f"{status}: {who}{where}: {reason}.")
     return Text("\n".join(lines))
 
 

@@ -24,7 +24,7 @@ class Effort:
         shortest: seconds that a sample lasts at least; short calls are repeated within it.
         budget: seconds for the samples of one entry; a slow one gets fewer, but at least 3.
         limit: seconds; an entry of which one call takes longer is skipped.
-        total: seconds; what is not begun by then is skipped.
+        total: seconds; an entry not begun by then is skipped, and so is a size not begun by half of it.
     """
 
     repeats: int
@@ -35,7 +35,7 @@ class Effort:
 
 
 FULL = Effort(repeats=10, shortest=0.02, budget=4.0, limit=5.0)
-QUICK = Effort(repeats=5, shortest=0.005, budget=0.2, limit=1.0, total=40.0)
+QUICK = Effort(repeats=5, shortest=0.005, budget=0.2, limit=0.5, total=45.0)
 
 
 @dataclass
@@ -48,11 +48,17 @@ class Timer:
     repeats: int = FEWEST
     samples: list[float] = field(default_factory=list)
 
-    def calibrate(self, effort: Effort) -> None:
-        """Warms up, and sizes the samples by what a call takes."""
-        seconds = clock(self.call, self.device)
+    def calibrate(self, effort: Effort, about: float = 0.0) -> None:
+        """Warms up, and sizes the samples by what a call takes.
+
+        Args:
+            about: what a call took before, warm, if that is known; one that is slow is not called again.
+        """
+        seconds = about
+        if seconds < 20 * effort.shortest:
+            seconds = clock(self.call, self.device)
         if seconds < effort.shortest:
-            # The first call was cold: only a few in a row tell what one takes.
+            # That call was cold: only a few in a row tell what one takes.
             few = max(1, min(10, int(effort.shortest / seconds)))
             seconds = clock(self.call, self.device, few)
         self.number = max(1, math.ceil(effort.shortest / seconds))
