@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import cwy
+from cwy.bench import matrix
 from cwy.bench.entry import Case, Entry, gaussian
 from cwy.bench.memory import bounded, peak
 from cwy.bench.peers import INSTALL
@@ -179,3 +180,13 @@ def test_peak_memory_is_the_most_held_at_once():
         return second, torch.empty(250)
 
     assert peak(call, CPU) == 4 * 1500
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_everything_that_torch_has_passes_and_is_timed():
+    device, rows = torch.device("cuda"), []
+    wanted = lambda one: one.package in ("torch", "cwy")
+    run("matrix", matrix.entries, [(64,), (96, 8)], wanted, torch.float32, context(device, 0), SHORT, rows)
+    assert {row.status for row in rows} == {"ok"}, [row.reason for row in rows]
+    assert all(row.forward > 0 and row.memory > 0 for row in rows)
+    assert peak(lambda: torch.empty(1 << 20, device=device), device) == 4 << 20

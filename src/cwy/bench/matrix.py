@@ -161,6 +161,8 @@ def _torch_orthogonal(n: int, m: int, kind: str, dtype: torch.dtype, device: tor
 def _geotorch(n: int, m: int, triv: str, dtype: torch.dtype, device: torch.device) -> Case:
     geotorch = import_module("geotorch")
     chart = (geotorch.SO if n == m else geotorch.Stiefel)((n, m), triv=triv).to(dtype=dtype, device=device)
+    # It was drawn in torch's default dtype.
+    chart.base.copy_(init.haar(n, dtype=dtype, device=device))
     x = gaussian(n, m, std=0.5 * n**-0.5, dtype=dtype, device=device)
     return Case(chart, (x,), deepcopy(chart).double(), orthogonality_error)
 

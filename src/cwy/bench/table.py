@@ -141,4 +141,4 @@ def _ms(seconds: float) -> str:
 
 
 def _error(value: float) -> str:
-    return f"{value:.0e}".replace("e-0", "e-")
+    return f"{value:.0e}".replace("e-0", "e-") if value else "0"
