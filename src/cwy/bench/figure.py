@@ -25,7 +25,11 @@ DASHES = ((0, (5, 2)), (0, (6, 2, 1, 2)), (0, (2, 2)), (0, (9, 2)))
 def draw(rows: Sequence[Row], sizes: Sequence[Size], form: str, title: str, baseline: str, path: Path) -> None:
     """Draws rows of sizes of one form, e.g. "NxM", into a PNG that appears whole or not at all."""
     figure = _lines(rows, sizes, form) if len(sizes) > 1 else _bars(rows, baseline)
-    figure.suptitle(title if len(sizes) > 1 else f"{title}: {_named(form, sizes[0])}")
+    if len(sizes) > 1:
+        figure.suptitle(title)
+    else:
+        # Below the legend, which an outer title would cover.
+        figure.axes[0].set_title(f"{title}: {_named(form, sizes[0])}")
     figure.supxlabel(caption(rows[0]), fontsize="small", color="0.4")
     partial = path.with_name(f".{path.name}.partial")
     try:
