@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
 from ._version import __version__
+from .bench import BENCHES, Bench
 
 # main says what is missing; the annotations below are read only once typer is there.
 with suppress(ImportError):
@@ -84,6 +85,53 @@ def demo(
     console.print(demo.context(task), style="dim")
 
 
+def _timed(bench: Bench) -> Callable[..., None]:
+    """The command of a benchmark."""
+
+    def command(
+        quick: Annotated[
+            bool, typer.Option("--quick", help="Small sizes, few repeats, no slow entries: under a minute.")
+        ] = False,
+        sizes: Annotated[str | None, typer.Option(metavar="LIST", help="Sizes, in the form above.", show_default=False)] = None,
+        peers: Annotated[str, typer.Option(metavar="NAMES", help="all, none, or packages, as in 'torch,geotorch'.")] = "all",
+        methods: Annotated[str, typer.Option(metavar="NAMES", help="all, none, or methods, as in 'cwy,hr'.")] = "all",
+        device: Annotated[str, typer.Option(metavar="NAME", help="cpu, cuda, cuda:1, …")] = "cpu",
+        dtype: Annotated[str, typer.Option(metavar="NAME", help="float32, float64, bfloat16 or float16.")] = "float32",
+        repeats: Annotated[
+            int | None, typer.Option(metavar="INT", min=3, help="Samples of each entry.", show_default="10; --quick: 5")
+        ] = None,
+        threads: Annotated[
+            int | None, typer.Option(metavar="INT", min=1, help="CPU threads.", show_default="torch's own choice")
+        ] = None,
+        seed: Annotated[int, typer.Option(metavar="INT", min=0, max=2**32 - 1, help="Draws every input.")] = 0,
+        out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for rows and picture, made if need be.")] = Path("bench"),
+    ) -> None:
+        from rich.console import Console
+
+        from .bench.command import measure, options, show, write
+
+        console = Console(highlight=False, markup=False)
+        with _plainly(ValueError):
+            chosen = options(bench, sizes, peers, methods, device, dtype, quick, repeats, threads, seed)
+        with _plainly(OSError, f"cannot write to the folder --out {out}: "):
+            folder = _writable(out)
+        rows, stopped = measure(chosen, console)
+        if rows:
+            with _plainly(OSError, f"cannot write to {folder}: "):
+                written = write(chosen, rows, folder)
+            show(chosen, rows, written, console)
+        if stopped:
+            told = f"only the {len(rows)} rows that were complete are written" if rows else "nothing was written"
+            console.print(f"Stopped: {told}.")
+            sys.exit(130)
+
+    command.__doc__ = (
+        f"{bench.about}\n\nTimes every method beside its peers; shows a table, writes the rows as CSV and a picture. "
+        f"Sizes are {' or '.join(bench.forms)}, by default {bench.sizes} (with --quick {bench.quick})."
+    )
+    return command
+
+
 COMMANDS = (demo, info)
 
 
@@ -105,6 +153,10 @@ def main() -> None:
     app.callback()(_cwy)
     for command in COMMANDS:
         app.command()(command)
+    benches = typer.Typer(no_args_is_help=True, help="Times every method beside its peers, on this machine.")
+    for bench in BENCHES.values():
+        benches.command(bench.name)(_timed(bench))
+    app.add_typer(benches, name="bench")
     app()
 
 

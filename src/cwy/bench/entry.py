@@ -1,0 +1,62 @@
+"""What is timed: an entry, and the case it makes of one size, dtype and device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Group = Literal["ours", "peer", "floor"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One computation, ready to run.
+
+    Attributes:
+        call: ``call(*inputs)`` is what is on the clock.
+        inputs: tensors of the dtype under test, to be differentiated.
+        truth: the same function, for inputs in float64 or complex128.
+        orthogonality: how far a result is from what orthogonality promises, or None if it promises nothing.
+    """
+
+    call: Callable[..., Tensor]
+    inputs: tuple[Tensor, ...]
+    truth: Callable[..., Tensor]
+    orthogonality: Callable[[Tensor], float] | None
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An implementation at one size.
+
+    Attributes:
+        name: as rows and tables show it.
+        about: exactly what is timed.
+        make: ``make(dtype, device)`` builds the case, off the clock, from torch's random state.
+        group: "ours", "peer", or "floor" (a plain product, for scale).
+        method: of the registry, if the entry is one of ours.
+        package: the package it needs, by the name it is imported by.
+        differentiable: whether it is used with a backward pass; if not, only the forward one is checked and timed.
+    """
+
+    name: str
+    about: str
+    make: Callable[[torch.dtype, torch.device], Case]
+    group: Group = "peer"
+    method: str = ""
+    package: str = "torch"
+    differentiable: bool = True
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """float64, or complex128 for a complex dtype."""
+    return torch.complex128 if dtype.is_complex else torch.float64
+
+
+def gaussian(*shape: int, std: float = 1.0, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Independent normal entries."""
+    return torch.randn(*shape, dtype=dtype, device=device) * std

@@ -1,0 +1,147 @@
+"""The results as a picture: lines over N where there are several sizes, bars where there is one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
+
+from .rows import Row
+from .sizes import Size, show
+from .table import times
+
+# Colours that colour-blind readers can tell apart: one of Okabe and Ito's for the first of ours, then Tol's "muted".
+BLUE, SKY, ORANGE = "#0072B2", "#88CCEE", "#E69F00"
+OURS = (BLUE, SKY, "#CC6677", "#44AA99", "#882255", "#999933", "#AA4499", "#117733", "#DDCC77", "#332288")
+MARKERS = "osD^vP*X<>hdp"
+DASHES = ((0, (5, 2)), (0, (6, 2, 1, 2)), (0, (2, 2)), (0, (9, 2)))
+
+
+def draw(rows: Sequence[Row], sizes: Sequence[Size], form: str, title: str, baseline: str, path: Path) -> None:
+    """Draws rows of sizes of one form, e.g. "NxM", into a PNG that appears whole or not at all."""
+    figure = _lines(rows, sizes, form) if len(sizes) > 1 else _bars(rows, baseline)
+    if len(sizes) > 1:
+        figure.suptitle(title)
+    else:
+        # Below the legend, which an outer title would cover.
+        figure.axes[0].set_title(f"{title}: {_named(form, sizes[0])}")
+    figure.supxlabel(caption(rows[0]), fontsize="small", color="0.4")
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        figure.savefig(partial, format="png", dpi=150)
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def caption(row: Row) -> str:
+    """What the numbers belong to."""
+    threads = f", {row.threads} thread{'s' * (row.threads > 1)}" if row.device == "cpu" else ""
+    commit = f" ({row.commit})" if row.commit else ""
+    return (
+        f"{row.device_name}{threads}; cwy {row.cwy}{commit}, torch {row.torch}, {row.dtype}, seed {row.seed}, {row.date[:10]}"
+    )
+
+
+def _named(form: str, size: Size, skip: int = 0) -> str:
+    return ", ".join(f"{letter} = {value}" for letter, value in [*zip(form.split("x"), size, strict=True)][skip:])
+
+
+def _lines(rows: Sequence[Row], sizes: Sequence[Size], form: str) -> Figure:
+    figure = Figure(figsize=(12, 6.5), layout="constrained")
+    panels = figure.subplots(1, 2, sharey=True)
+    names = [show(size) for size in sizes]
+    # Over N where only N varies; else side by side.
+    over_n = all(size[1:] == sizes[0][1:] for size in sizes)
+    at = dict(zip(names, [size[0] for size in sizes] if over_n else range(len(sizes)), strict=True))
+    fixed = _named(form, sizes[0], skip=1)
+    along = (f"N ({fixed})" if fixed else "N") if over_n else form
+    styles = _styles(rows)
+    for axes, kind, name in zip(panels, ("forward", "both"), ("forward", "forward + backward"), strict=True):
+        for entry, style in styles.items():
+            timed = [row for row in rows if row.entry == entry and getattr(row, kind) is not None]
+            timed.sort(key=lambda row: at[row.size])
+            middle = [getattr(row, kind) * 1e3 for row in timed]
+            spread = [[abs(getattr(row, f"{kind}_{end}") - getattr(row, kind)) * 1e3 for row in timed] for end in ("q1", "q3")]
+            axes.errorbar([at[row.size] for row in timed], middle, yerr=spread, label=entry, **style)
+        axes.set(title=name, yscale="log", xlabel=along)
+        axes.set_xscale("log" if over_n else "linear")
+        axes.set_xticks(list(at.values()), [str(n) for n in at.values()] if over_n else names)
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.grid(which="major", alpha=0.3)
+    panels[0].set_ylabel("time a call, ms (median and quartiles)")
+    panels[0].yaxis.set_major_formatter("{x:g}")
+    handles = dict(zip(*reversed(panels[0].get_legend_handles_labels()), strict=True))
+    last = {row.entry: row.both or row.forward or 0 for row in rows if row.size == names[-1]}
+    slowest_first = sorted(handles, key=lambda entry: -last.get(entry, 0))
+    figure.legend(
+        [handles[e] for e in slowest_first], slowest_first, loc="outside right center", frameon=False, fontsize="small"
+    )
+    return figure
+
+
+def _styles(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
+    """Ours in colour and solid; peers grey, thin, each package with its dashes; the floor dotted."""
+    groups = {row.entry: row.group for row in rows if row.status == "ok"}
+    packages = {row.entry: row.package.split()[0] for row in rows}
+    dashes = dict(
+        zip(dict.fromkeys(packages[e] for e, group in groups.items() if group == "peer"), cycle(DASHES), strict=False)
+    )
+    counts = dict.fromkeys(("ours", "peer", "floor"), 0)
+    styles: dict[str, dict[str, Any]] = {}
+    for entry, group in groups.items():
+        i = counts[group]
+        counts[group] += 1
+        marker = {"marker": MARKERS[i % len(MARKERS)], "markersize": 5, "elinewidth": 0.8}
+        if group == "ours":
+            styles[entry] = {**marker, "color": OURS[i % len(OURS)], "linewidth": 2.4 if i == 0 else 1.6, "zorder": 3}
+        elif group == "peer":
+            shade = str(0.25 + 0.4 * (i % 5) / 4)
+            styles[entry] = {
+                **marker,
+                "color": shade,
+                "linestyle": dashes[packages[entry]],
+                "linewidth": 0.9,
+                "markerfacecolor": "white",
+            }
+        else:
+            styles[entry] = {"color": "black", "linestyle": ":", "linewidth": 1.5}
+    return styles
+
+
+def _bars(rows: Sequence[Row], baseline: str) -> Figure:
+    timed = sorted((row for row in rows if row.forward), key=lambda row: -(row.both or row.forward or 0))
+    figure = Figure(figsize=(10, 1.8 + 0.34 * len(timed)), layout="constrained")
+    axes = figure.subplots()
+    colours = {"ours": SKY, "peer": "0.8", "floor": "0.4"}
+    reference = next((row.both for row in timed if row.entry == baseline), None)
+    for i, row in enumerate(timed):
+        if row.both is not None and row.both_q1 is not None and row.both_q3 is not None:
+            spread = [[(row.both - row.both_q1) * 1e3], [(row.both_q3 - row.both) * 1e3]]
+            colour = BLUE if row.entry == baseline else colours[row.group]
+            axes.barh(i, row.both * 1e3, xerr=spread, color=colour, ecolor="0.2", capsize=2)
+            if reference and row.entry != baseline:
+                axes.annotate(
+                    f"{times(row.both / reference)}×",
+                    (row.both_q3 * 1e3, i),
+                    xytext=(6, 0),
+                    textcoords="offset points",
+                    va="center",
+                )
+        axes.plot((row.forward or 0) * 1e3, i, "D", color=ORANGE, markeredgecolor="black", markersize=6, zorder=4)
+    axes.set_yticks(range(len(timed)), [row.entry for row in timed])
+    axes.set(xscale="log", xlabel="forward + backward, ms (median; whiskers: quartiles)")
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.margins(x=0.2)
+    axes.grid(axis="x", alpha=0.3)
+    shown = {"plain product": colours["floor"], baseline: BLUE, "other method of cwy": colours["ours"], "peer": colours["peer"]}
+    for label, colour in shown.items():
+        axes.barh([0], [0], color=colour, label=label)
+    axes.plot([], [], "D", color=ORANGE, markeredgecolor="black", label="forward alone")
+    figure.legend(loc="outside upper center", ncols=5, frameon=False, fontsize="small")
+    return figure

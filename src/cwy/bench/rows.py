@@ -1,0 +1,177 @@
+"""Rows: one measurement each, with everything it depends on, and the CSV that holds them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import platform
+import subprocess
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Literal, get_args, get_type_hints
+
+import torch
+
+from .. import __version__
+from .entry import Group
+
+Status = Literal["ok", "failed", "skipped", "missing"]
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a measurement belongs to.
+
+    ``commit`` is that of cwy's source, "+dirty" if it was changed since, empty if it is not a git checkout.
+    ``threads`` are the CPU's; ``load`` is how many processes wanted it in the minute before (None: not known).
+    """
+
+    device: str
+    device_name: str
+    threads: int
+    load: float | None
+    python: str
+    torch: str
+    cwy: str
+    commit: str
+    seed: int
+    date: str
+
+
+@dataclass(frozen=True)
+class Row(Context):
+    """One entry at one size. Times are seconds a call; what was not measured is None.
+
+    Attributes:
+        bench, entry, group, about: what was timed.
+        size: as the command line takes it, e.g. "4096x64".
+        dtype: of the result.
+        package: what the entry needs, with its version: "geotorch 0.4.0".
+        status: "ok", "failed" (its check, or with an exception), "skipped" (too slow) or "missing" (not installed).
+        reason: why there are no times.
+        forward, forward_q1, forward_q3, forward_repeats: median, quartiles and count of the forward pass.
+        both, both_q1, both_q3, both_repeats: the same of forward and backward.
+        memory: bytes, the peak of forward and backward beyond the inputs.
+        error, gradient_error: against float64, relative to its norm.
+        orthogonality: of a matrix max|QᴴQ - I|, of a product max|‖Qx‖/‖x‖ - 1|.
+    """
+
+    bench: str
+    entry: str
+    group: Group
+    about: str
+    size: str
+    dtype: str
+    package: str
+    status: Status
+    reason: str = ""
+    forward: float | None = None
+    forward_q1: float | None = None
+    forward_q3: float | None = None
+    forward_repeats: int | None = None
+    both: float | None = None
+    both_q1: float | None = None
+    both_q3: float | None = None
+    both_repeats: int | None = None
+    memory: int | None = None
+    error: float | None = None
+    gradient_error: float | None = None
+    orthogonality: float | None = None
+
+
+def context(device: torch.device, seed: int) -> Context:
+    """What measurements on this device, now, belong to."""
+    return Context(
+        device=str(device),
+        device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu(),
+        threads=torch.get_num_threads(),
+        load=round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
+        python=platform.python_version(),
+        torch=torch.__version__,
+        cwy=__version__,
+        commit=commit(),
+        seed=seed,
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+
+
+def version(package: str) -> str:
+    """The version of an installed package, by the name it is imported by."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def commit(source: Path = Path(__file__).parents[1]) -> str:
+    """The git commit of a source folder, "+dirty" if the folder differs from it, empty if git does not track it."""
+
+    def git(*arguments: str) -> str | None:
+        try:
+            done = subprocess.run(["git", "-C", source, *arguments], capture_output=True, text=True)  # noqa: S603, S607
+        except OSError:
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    # An installed cwy may lie in a folder of somebody else's repository.
+    if git("ls-files", "--error-unmatch", "__init__.py") is None:
+        return ""
+    return f"{git('rev-parse', '--short=12', 'HEAD')}{'+dirty' if git('status', '--porcelain', '--', '.') else ''}"
+
+
+def write_csv(rows: Iterable[Row], path: Path) -> None:
+    """Writes rows to a file that appears whole or not at all."""
+    text = io.StringIO(newline="")
+    # Texts are quoted, so that none is taken for the end of a line; numbers are written by repr, exactly.
+    table = csv.writer(text, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC)
+    inherited = [field.name for field in fields(Context)]
+    names = [*(field.name for field in fields(Row) if field.name not in inherited), *inherited]
+    table.writerow(names)
+    table.writerows([getattr(row, name) for name in names] for row in rows)
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        with partial.open("w", encoding="utf-8", newline="") as file:
+            file.write(text.getvalue())
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def read_csv(path: Path) -> list[Row]:
+    """The rows that :func:`write_csv` wrote; a file with other columns raises."""
+    readers = _readers()
+    with path.open(encoding="utf-8", newline="") as file:
+        table = csv.DictReader(file)
+        if set(table.fieldnames or ()) != set(readers):
+            odd = sorted(set(table.fieldnames or ()) ^ set(readers))
+            raise ValueError(f"{path} is not a file of benchmark rows: its columns differ by {', '.join(odd)}.")
+        return [Row(**{name: read(line[name]) for name, read in readers.items()}) for line in table]
+
+
+@cache
+def _readers() -> dict:
+    def reader(kind):
+        number = next((one for one in (int, float) if one is kind or one in get_args(kind)), None)
+        if number is None:
+            return str
+        return lambda text: number(text) if text or kind is number else None
+
+    return {name: reader(kind) for name, kind in get_type_hints(Row).items()}
+
+
+def _cpu() -> str:
+    """The processor's name, as well as the system tells it."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

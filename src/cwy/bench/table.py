@@ -1,0 +1,144 @@
+"""The results in words and tables, for a terminal of 80 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from .rows import Row
+from .sizes import Size, show
+
+STYLES = {"ours": "bold", "peer": "", "floor": "dim"}
+
+
+def overview(rows: Sequence[Row], sizes: Sequence[Size]) -> Table:
+    """Forward and backward at every size, a row an entry, the fastest at the largest size first."""
+    timed = {(row.entry, row.size): row for row in rows if row.both}
+    view = _table("Forward + backward, ms", "entry", *(show(size) for size in sizes))
+    for name in _order(list(timed.values()), show(sizes[-1])):
+        found = [timed.get((name, show(size))) for size in sizes]
+        style = next(STYLES[row.group] for row in found if row)
+        view.add_row(
+            next(marked(row) for row in found if row), *(_or(row.both if row else None, _ms) for row in found), style=style
+        )
+    return view
+
+
+def detail(rows: Sequence[Row], baseline: str) -> Table:
+    """Everything measured at one size, the fastest first, compared with the baseline.
+
+    ``±`` is half the distance between the quartiles, relative to the median.
+    """
+    timed = sorted((row for row in rows if _time(row)), key=lambda row: _time(row) or 0)
+    reference = next((row for row in timed if row.entry == baseline), None)
+    headings = ("forward\nms", "fwd+bwd\nms", "±", f"× {baseline}", "peak\nMB", "error", "grad.\nerror", "orth.\nerror")
+    view = _table(f"Size {rows[0].size}", "entry", *headings)
+    for row in timed:
+        low, high, middle = (
+            (row.forward_q1, row.forward_q3, row.forward) if row.both is None else (row.both_q1, row.both_q3, row.both)
+        )
+        cells = [
+            _or(row.forward, _ms),
+            _or(row.both, _ms),
+            "" if low is None or high is None or not middle else f"{(high - low) / 2 / middle:.0%}",
+            _ratio(row, reference),
+            _or(row.memory, lambda size: f"{size / 1e6:.3g}" if size < 1e9 else f"{size / 1e6:.0f}"),
+            *(_or(value, _error) for value in (row.error, row.gradient_error, row.orthogonality)),
+        ]
+        view.add_row(marked(row), *cells, style=STYLES[row.group])
+    return view
+
+
+def marked(row: Row) -> str:
+    """The entry's name, and whether it is complex where others are real."""
+    return f"{row.entry} (complex)" if row.dtype.startswith("complex") else row.entry
+
+
+def findings(rows: Sequence[Row], baseline: str) -> str:
+    """What the times at one size say, in sentences that hold for these very numbers."""
+    ours = next((row for row in rows if row.entry == baseline and row.both), None)
+    if ours is None or ours.both is None:
+        return f"{baseline} has no time at {rows[0].size}."
+    told = f"At {ours.size}, {baseline} takes {_ms(ours.both)} ms forward + backward"
+    floor = next((row for row in rows if row.group == "floor" and row.both), None)
+    if floor and floor.both:
+        told += f", {times(ours.both / floor.both)} times one plain product"
+    ratios = sorted((row.both / ours.both, row.entry) for row in rows if row.group == "peer" and row.both)
+    named = [f"{name} ({times(ratio)}×)" for ratio, name in ratios]
+    faster = sum(ratio < 1 for ratio, _ in ratios)
+    if not named:
+        return f"{told}."
+    told += f". Faster: {', '.join(named[:faster])}." if faster else ". No peer is faster."
+    slower = named[faster:]
+    return f"{told} Slower: {f'{slower[0]} to {slower[-1]}' if slower[1:] else slower[0]}." if slower else told
+
+
+def untimed(rows: Sequence[Row]) -> Text:
+    """What got no time, and why; each reason once."""
+    told: dict[tuple[str, str], dict[str, list[str]]] = {}
+    for row in rows:
+        if row.status != "ok":
+            told.setdefault((row.status, row.reason), {}).setdefault(row.entry, []).append(row.size)
+    everyone = len({row.entry for row in rows})
+    lines = []
+    for (status, reason), entries in told.items():
+        where = "" if status == "missing" else f" at {', '.join(dict.fromkeys(s for sizes in entries.values() for s in sizes))}"
+        who = "everything" if len(entries) == everyone else ", ".join(entries)
+        lines.append(f"{status}: {who}{where}: {reason}.")
+    return Text("\n".join(lines))
+
+
+def _table(title: str, *headings: str) -> Table:
+    view = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=0, show_edge=False)
+    for i, heading in enumerate(headings):
+        view.add_column(heading, justify="right" if i else "left", no_wrap=True)
+    return view
+
+
+def _time(row: Row) -> float | None:
+    """What an entry is ranked by: forward and backward, or what it has."""
+    return row.forward if row.both is None else row.both
+
+
+def _order(rows: Sequence[Row], last: str) -> list[str]:
+    """Entries by their time at the last size, then those that have none there."""
+    ranked = sorted(rows, key=lambda row: (row.size != last, row.both is None, _time(row) or 0))
+    return list(dict.fromkeys(row.entry for row in ranked))
+
+
+def _ratio(row: Row, reference: Row | None) -> str:
+    if reference is None or reference.both is None or row.both is None:
+        return "–"
+    return times(row.both / reference.both)
+
+
+def times(ratio: float) -> str:
+    """A ratio with two digits, or without decimals.
+
+    Example:
+        >>> times(0.0345), times(3.45), times(345.6)
+        ('0.035', '3.5', '346')
+    """
+    return f"{ratio:.0f}" if ratio >= 99.5 else f"{ratio:#.2g}".rstrip(".")
+
+
+def _or(value: float | None, write: Callable[[float], str]) -> str:
+    return "–" if value is None else write(value)
+
+
+def _ms(seconds: float) -> str:
+    """Milliseconds with three digits.
+
+    Example:
+        >>> _ms(0.0123456), _ms(12.3456)
+        ('12.3', '12346')
+    """
+    ms = seconds * 1e3
+    return f"{ms:.0f}" if ms >= 99.95 else f"{ms:#.3g}".rstrip(".")
+
+
+def _error(value: float) -> str:
+    return f"{value:.0e}".replace("e-0", "e-") if value else "0"

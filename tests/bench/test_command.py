@@ -1,0 +1,143 @@
+"""``cwy bench``, run as a user runs it."""
+
+import re
+import sys
+from dataclasses import replace
+from importlib.util import find_spec
+
+import pytest
+import torch
+from matplotlib.image import imread
+
+import cwy
+from cwy.bench import BENCHES, command, matrix, multiply
+from cwy.bench.peers import INSTALL, PEERS
+from cwy.bench.rows import read_csv
+from tests.test_cli import COMMAND, run
+
+
+def bench(*arguments, cwd, name="matrix"):
+    return run(COMMAND, "bench", name, "--quick", "--threads", "1", *arguments, cwd=cwd)
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "entries", "pictures"),
+    [
+        ("matrix", {"8": (8,), "16": (16,), "24x4": (24, 4)}, matrix.entries, ["matrix.png", "matrix-NxM.png"]),
+        ("multiply", {"8x8x2": (8, 8, 2), "16x4x8": (16, 4, 8)}, multiply.entries, ["multiply.png"]),
+    ],
+)
+def test_a_quick_run_ends_with_a_table_rows_and_a_picture(name, sizes, entries, pictures, tmp_path):
+    done = bench("--sizes", ",".join(sizes), "--seed", "3", cwd=tmp_path, name=name)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert {path.name for path in (tmp_path / "bench").iterdir()} == {f"{name}.csv", *pictures}
+    rows = read_csv(tmp_path / "bench" / f"{name}.csv")
+    assert {(row.size, row.entry) for row in rows} == {(text, e.name) for text, size in sizes.items() for e in entries(size)}
+    assert {(row.seed, row.threads, row.device) for row in rows} == {(3, 1, "cpu")}
+    for row in rows:
+        package = row.package.split()[0]
+        assert row.status == ("ok" if find_spec(package) else "missing"), row.reason
+        assert (row.forward is not None) == (row.status == "ok")
+        if row.status == "ok":
+            shown = rf"^{re.escape(row.entry)}( \(complex\))? +[\d.]+ "
+        else:
+            assert INSTALL in row.reason
+            shown = rf"missing: .*{re.escape(row.entry)}"
+        assert re.search(shown, done.stdout, re.MULTILINE)
+    for picture in pictures:
+        assert imread(tmp_path / "bench" / picture).std() > 0.05
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--sizes", "64,12by4"], "'12by4' is not a size. Give N (e.g. 512) or NxM"),
+        (["--sizes", "4x64"], "M = 64 is above N = 4"),
+        (["--sizes", "64x4x2"], "'64x4x2' is not a size"),
+        (["--peers", "geotroch"], "Did you mean 'geotorch'"),
+        (["--methods", "cwi"], "Did you mean 'cwy'"),
+        (["--device", "cqu"], "Did you mean 'cpu'"),
+        (["--dtype", "flaot32"], "Did you mean 'float32'"),
+        (["--out", "taken/here"], "cannot write to the folder --out"),
+    ],
+)
+def test_a_mistake_is_one_line_and_nothing_is_written(arguments, message, tmp_path):
+    (tmp_path / "taken").touch()
+    done = bench(*arguments, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["taken"]
+
+
+@pytest.mark.parametrize("name", BENCHES)
+def test_help_does_not_wait_for_torch(name):
+    main = (
+        "import sys; from cwy.cli import main\ntry: main()\n"
+        "finally: print({'torch', 'numpy', 'matplotlib'} & set(sys.modules), file=sys.stderr)"
+    )
+    done = run(sys.executable, "-c", main, "bench", name, "--help")
+    assert (done.returncode, done.stderr) == (0, "set()\n")
+    assert BENCHES[name].quick in " ".join(done.stdout.split())
+
+
+def chosen(**given):
+    usual = {"sizes": "8,9,10", "peers": "none", "methods": "all", "device": "cpu", "dtype": "float32"}
+    rest = {"quick": True, "repeats": 3, "threads": 1, "seed": 0}
+    return command.options(BENCHES["matrix"], **(usual | rest | given))
+
+
+def test_interrupted_it_writes_the_rows_that_are_complete(tmp_path):
+    interrupted = (
+        "from cwy.bench import matrix; from cwy.cli import main; entries = matrix.entries\n"
+        "def until_9(size):\n"
+        "    if size[0] > 9: raise KeyboardInterrupt\n"
+        "    return entries(size)\n"
+        "matrix.entries = until_9; main()"
+    )
+    few = ["--quick", "--methods", "cwy", "--peers", "none", "--threads", "1"]
+    done = run(sys.executable, "-c", interrupted, "bench", "matrix", *few, "--sizes", "8,9,10", cwd=tmp_path)
+    assert done.returncode == 130
+    rows = read_csv(tmp_path / "bench" / "matrix.csv")
+    assert {row.size for row in rows} == {"8", "9"}
+    assert f"only the {len(rows)} rows that were complete are written" in done.stdout
+    assert (tmp_path / "bench" / "matrix.png").exists()
+    done = run(sys.executable, "-c", interrupted, "bench", "matrix", *few, "--sizes", "10", "--out", "none", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (130, "")
+    assert "nothing was written" in done.stdout
+    assert not list((tmp_path / "none").iterdir())
+
+
+def test_peers_and_methods_choose_who_takes_part():
+    names = lambda **given: {e.name for e in matrix.entries((16,)) if chosen(**given).wanted(e)}
+    assert names(methods="none") == {"matmul"}
+    assert names(methods="hr") == {"matmul", "hr"}
+    some = names(methods="none", peers="geotorch , torch_householder")
+    assert some == {"matmul", "geotorch expm", "geotorch cayley", "torch_householder"}
+    assert {e.package for size in ((16,), (16, 4)) for e in matrix.entries(size) if e.group == "peer"} == set(PEERS)
+
+
+def test_our_entries_follow_the_registry(monkeypatch):
+    class ComplexOnly(cwy.parametrizations.CWY):
+        def __init__(self, *args, **options):
+            super().__init__(*args, **options)
+            if not self.dtype.is_complex:
+                raise TypeError("serves complex weights only")
+
+    like = cwy.METHODS["cwy"]
+    for method in (
+        replace(like, name="new"),
+        replace(like, name="slim", kind="tall"),
+        replace(like, name="u", build=ComplexOnly),
+    ):
+        monkeypatch.setitem(cwy.METHODS._methods, method.name, method)
+    square, tall = ({e.name: e for e in matrix.entries(size)} for size in ((16,), (16, 4)))
+    assert {"new", "new L=N/4", "u"} <= square.keys()
+    assert {"new", "u"}.isdisjoint(tall)
+    assert "slim" in tall
+    assert "slim" not in square
+    assert {"new", "u"} <= {e.name for e in multiply.entries((16, 4, 2))}
+    case = square["u"].make(torch.float32, torch.device("cpu"))
+    assert case.call(*case.inputs).dtype == torch.complex64
+    assert set(cwy.METHODS) == {e.method for e in (*square.values(), *tall.values())} - {""}
