@@ -14,9 +14,22 @@ from ..triangular import blocked_inverse
 from .composite import normalise, s_matrix
 
 
-def _factors(v: Tensor) -> tuple[Tensor, Tensor]:
-    u, _ = normalise(v)
-    return u, blocked_inverse(s_matrix(u)).to(u.dtype)
+# Columns whose cosines stay below this need no float64 in S: measured, its rounding is then lost in that of Q.
+_APART = 0.75
+
+
+def _factors(v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    u, reciprocal = normalise(v)
+    return u, blocked_inverse(_s_matrix(u)).to(u.dtype), reciprocal
+
+
+def _s_matrix(u: Tensor) -> Tensor:
+    # Only a CPU may look at values without waiting for them.
+    if type(u) is Tensor and u.device.type == "cpu" and u.numel():
+        s = s_matrix(u, wide=False)
+        if s.abs().max() <= _APART:
+            return s
+    return s_matrix(u)
 
 
 def _eye_minus_(product: Tensor) -> Tensor:
@@ -24,119 +37,141 @@ def _eye_minus_(product: Tensor) -> Tensor:
     return product
 
 
-def _pull_back(v: Tensor, u: Tensor, t: Tensor, du: Tensor | None, d: Tensor | None, gu: Tensor | None, gt: Tensor | None):
+def _plus(a: Tensor | None, b: Tensor) -> Tensor:
+    """a + b, into b if no second derivative is asked for."""
+    if a is None:
+        return b
+    return a + b if torch.is_grad_enabled() else b.add_(a)
+
+
+def _pull_back(
+    v: Tensor,
+    u: Tensor,
+    t: Tensor,
+    reciprocal: Tensor,
+    du: Tensor | None,
+    d: Tensor | None,
+    gu: Tensor | None,
+    gt: Tensor | None,
+) -> Tensor | None:
     """The gradient of v from those of u (``du``, ``gu``), of S (``d``) and of t (``gt``)."""
     if gt is not None:
-        ds = -(t.mH @ gt @ t.mH).triu(1)
-        d = ds if d is None else d + ds
+        d = _plus(d, -(t.mH @ gt @ t.mH).triu(1))
+    if d is not None:
+        du = _plus(du, u @ (d + d.mH))
     if gu is not None:
         du = gu if du is None else du + gu
-    if d is not None:
-        ud = u @ (d + d.mH)
-        du = ud if du is None else du + ud
     if du is None:
         return None
     along = (u.conj() * du).sum(-2, keepdim=True)
-    return (du - u * (along.real if along.is_complex() else along)) * normalise(v)[1]
+    along = along.real if along.is_complex() else along
+    if torch.is_grad_enabled():
+        # The norms saved by the forward pass are constants; a second derivative needs them as functions of v.
+        return (du - u * along) * normalise(v)[1]
+    return torch.addcmul(du, u, along.to(u.dtype), value=-1).mul_(reciprocal)
 
 
 class _Factors(Function):
     @staticmethod
     @in_full_precision
     def forward(ctx, v):
-        u, t = _factors(v)
-        ctx.save_for_backward(v, u, t)
+        u, t, reciprocal = _factors(v)
+        ctx.save_for_backward(v, u, t, reciprocal)
         ctx.set_materialize_grads(False)
         return u, t
 
     @staticmethod
     def backward(ctx, gu, gt):
-        v, u, t = ctx.saved_tensors
-        return in_full_precision(_pull_back)(v, u, t, None, None, gu, gt)
+        v, u, t, reciprocal = ctx.saved_tensors
+        return in_full_precision(_pull_back)(v, u, t, reciprocal, None, None, gu, gt)
 
 
 class _Matrix(Function):
     @staticmethod
     @in_full_precision
     def forward(ctx, v):
-        u, t = _factors(v)
+        u, t, reciprocal = _factors(v)
         q = _eye_minus_((u @ t) @ u.mH)
-        ctx.save_for_backward(v, u, t, q if u.shape[-1] >= u.shape[-2] else None)
+        ctx.save_for_backward(v, u, t, reciprocal, q if u.shape[-1] >= u.shape[-2] else None)
         ctx.set_materialize_grads(False)
         return q, u, t
 
     @staticmethod
     def backward(ctx, z, gu, gt):
-        v, u, t, q = ctx.saved_tensors
-        return _matrix_backward(v, u, t, q, z, gu, gt)
+        v, u, t, reciprocal, q = ctx.saved_tensors
+        return _matrix_backward(v, u, t, reciprocal, q, z, gu, gt)
 
 
 @in_full_precision
-def _matrix_backward(v, u, t, q, z, gu, gt):
+def _matrix_backward(v, u, t, reciprocal, q, z, gu, gt):
     if z is None:
-        return _pull_back(v, u, t, None, None, gu, gt)
+        return _pull_back(v, u, t, reciprocal, None, None, gu, gt)
     y = u @ t.mH
     if u.shape[-1] < u.shape[-2]:
         w = u @ t
         a = z @ y
-        return _pull_back(v, u, t, -a - z.mH @ w, (w.mH @ a).triu(1), gu, gt)
+        return _pull_back(v, u, t, reciprocal, -a - z.mH @ w, (w.mH @ a).triu(1), gu, gt)
     # L >= N: only the tangent part of z matters, and one product with Q finds it.
     omega = q.mH @ z
     x = ((omega - omega.mH) / 2) @ y
     k = y.mH @ x
     du = u @ (2 * k.tril(-1) + torch.diag_embed(k.diagonal(dim1=-2, dim2=-1))) - 2 * x
-    return _pull_back(v, u, t, du, None, gu, gt)
+    return _pull_back(v, u, t, reciprocal, du, None, gu, gt)
 
 
 class _Truncated(Function):
     @staticmethod
     @in_full_precision
     def forward(ctx, v):
-        u, t = _factors(v)
+        u, t, reciprocal = _factors(v)
         m = u.shape[-1]
         omega = _eye_minus_(u @ (t @ u[..., :m, :].mH))
-        ctx.save_for_backward(v, u, t)
+        ctx.save_for_backward(v, u, t, reciprocal)
         ctx.set_materialize_grads(False)
         return omega, u, t
 
     @staticmethod
     def backward(ctx, z, gu, gt):
-        v, u, t = ctx.saved_tensors
-        return _truncated_backward(v, u, t, z, gu, gt)
+        v, u, t, reciprocal = ctx.saved_tensors
+        return _truncated_backward(v, u, t, reciprocal, z, gu, gt)
 
 
 @in_full_precision
-def _truncated_backward(v, u, t, z, gu, gt):
+def _truncated_backward(v, u, t, reciprocal, z, gu, gt):
     if z is None:
-        return _pull_back(v, u, t, None, None, gu, gt)
+        return _pull_back(v, u, t, reciprocal, None, None, gu, gt)
     m = u.shape[-1]
     c = u.mH @ z
     y1 = u[..., :m, :] @ t.mH
-    top = torch.nn.functional.pad(c.mH @ t, (0, 0, 0, u.shape[-2] - m))
-    return _pull_back(v, u, t, -(z @ y1) - top, (t.mH @ c @ y1).triu(1), gu, gt)
+    du, top = -(z @ y1), c.mH @ t
+    if torch.is_grad_enabled():
+        du = du - torch.nn.functional.pad(top, (0, 0, 0, u.shape[-2] - m))
+    else:
+        du.narrow(-2, 0, m).sub_(top)
+    return _pull_back(v, u, t, reciprocal, du, (t.mH @ c @ y1).triu(1), gu, gt)
 
 
 class _Multiply(Function):
     @staticmethod
     @in_full_precision
     def forward(ctx, v, x, adjoint):
-        u, t = _factors(v)
+        u, t, reciprocal = _factors(v)
         c = (x @ u.conj()) @ (t.conj() if adjoint else t.mT)
-        ctx.save_for_backward(v, u, t, x)
+        ctx.save_for_backward(v, u, t, reciprocal, x)
         ctx.set_materialize_grads(False)
         ctx.adjoint = adjoint
         return x - c @ u.mT, u, t
 
     @staticmethod
     def backward(ctx, gy, gu, gt):
-        v, u, t, x = ctx.saved_tensors
-        return *_multiply_backward(v, u, t, x, gy, gu, gt, ctx.adjoint, ctx.needs_input_grad), None
+        v, u, t, reciprocal, x = ctx.saved_tensors
+        return *_multiply_backward(v, u, t, reciprocal, x, gy, gu, gt, ctx.adjoint, ctx.needs_input_grad), None
 
 
 @in_full_precision
-def _multiply_backward(v, u, t, x, gy, gu, gt, adjoint, needs):
+def _multiply_backward(v, u, t, reciprocal, x, gy, gu, gt, adjoint, needs):
     if gy is None:
-        return _pull_back(v, u, t, None, None, gu, gt), None
+        return _pull_back(v, u, t, reciprocal, None, None, gu, gt), None
     forward, back = (t.conj(), t.mT) if adjoint else (t.mT, t.conj())
     g = -(gy @ u.conj()) @ back
     dx = gy + g @ u.mT if needs[1] else None
@@ -145,7 +180,7 @@ def _multiply_backward(v, u, t, x, gy, gu, gt, adjoint, needs):
     c = (x @ u.conj()) @ forward
     d = -(c.mT @ g.conj() if adjoint else g.mT @ c.conj()).triu(1)
     du = x.mT @ g.conj() - gy.mT @ c.conj()
-    return _pull_back(v, u, t, du, d, gu, gt), dx
+    return _pull_back(v, u, t, reciprocal, du, d, gu, gt), dx
 
 
 def wy_factors(v: Tensor) -> tuple[Tensor, Tensor]:

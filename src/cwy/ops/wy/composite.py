@@ -7,13 +7,11 @@ from ..precision import in_full_precision, matmul
 from ..triangular import inverse, widen_if_cheap
 
 
-def normalise(v: Tensor) -> tuple[Tensor, Tensor]:
-    r"""Unit columns $u_i = v_i/\lVert v_i\rVert$ and $1/\lVert v_i\rVert$; both 0 for a zero column.
+def reciprocal_norms(v: Tensor) -> tuple[Tensor, Tensor]:
+    r"""A power of two that scales each column, and $1/\lVert v_i\rVert$ of the scaled one: 0 for a zero column.
 
-    Columns are first scaled by a power of two, so that entries of 1e-30 and 1e30 neither vanish nor overflow.
+    Scaled so, entries of 1e-30 and 1e30 neither vanish nor overflow.
     """
-    if v.shape[-2] == 0:
-        return v, v.real.new_zeros((*v.shape[:-2], 1, v.shape[-1]))
     largest = v.detach().abs().amax(-2, keepdim=True)
     largest = torch.where(largest > 0, largest, 1)
     # mantissa / value is exactly the power of two that brings the value into [0.5, 1).
@@ -21,17 +19,24 @@ def normalise(v: Tensor) -> tuple[Tensor, Tensor]:
     w = v * scale
     square = (w * w.conj()).real.sum(-2, keepdim=True) if w.is_complex() else (w * w).sum(-2, keepdim=True)
     zero = square == 0
-    reciprocal = torch.where(zero, 0, torch.where(zero, 1, square).rsqrt())
-    return w * reciprocal, scale * reciprocal
+    return scale, torch.where(zero, 0, torch.where(zero, 1, square).rsqrt())
 
 
-def s_matrix(u: Tensor) -> Tensor:
+def normalise(v: Tensor) -> tuple[Tensor, Tensor]:
+    r"""Unit columns $u_i = v_i/\lVert v_i\rVert$ and $1/\lVert v_i\rVert$; both 0 for a zero column."""
+    if v.shape[-2] == 0:
+        return v, v.real.new_zeros((*v.shape[:-2], 1, v.shape[-1]))
+    scale, reciprocal = reciprocal_norms(v)
+    return v * scale * reciprocal, scale * reciprocal
+
+
+def s_matrix(u: Tensor, wide: bool = True) -> Tensor:
     r"""$S = \mathrm{striu}(U^H U) + \tfrac12\mathrm{diag}(\lVert u_i\rVert^2)$, with ½ for a zero column.
 
     The diagonal is that of the U actually used, not a literal ½: this keeps Q orthogonal for any rounding of U.
-    Where that is cheap, it is computed in float64.
+    Where that is cheap, and ``wide``, it is computed in float64.
     """
-    u = widen_if_cheap(u)
+    u = widen_if_cheap(u) if wide else u
     gram = matmul(u.mH, u)
     square = gram.diagonal(dim1=-2, dim2=-1)
     return gram.triu(1) + torch.diag_embed(torch.where(square == 0, 1, square) / 2)
