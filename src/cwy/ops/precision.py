@@ -23,10 +23,15 @@ _OWNER = {"cuda": "cuda", "cpu": "mkldnn", "xpu": "mkldnn"}
 
 
 class _Flag:
-    """One backend's float32 flag, held at "ieee" while anybody, in any thread, is inside."""
+    """One backend's float32 flag, held at "ieee" while anybody, in any thread, is inside.
 
-    def __init__(self, owner: str) -> None:
-        self._backend = getattr(torch.backends, owner).matmul
+    Args:
+        backend: the module with the flag.
+        full: the values that stand for full precision already.
+    """
+
+    def __init__(self, backend: Any, full: tuple[str, ...] = ("none", "ieee")) -> None:
+        self._backend, self._full = backend, full
         self._lock, self._inside, self._before = threading.Lock(), 0, "none"
 
     @contextmanager
@@ -48,14 +53,17 @@ class _Flag:
     def _own(self) -> str:
         """What to put back: "full" if nothing is reduced, "none" if the value is inherited, else the value."""
         value = self._backend.fp32_precision
-        if value in ("none", "ieee"):
+        if value in self._full:
             return "full"
         # The getter resolves inheritance; written back, an inherited value would outlast the setting it came from.
         self._backend.fp32_precision = "none"
         return "none" if self._backend.fp32_precision == value else value
 
 
-_FLAGS = {owner: _Flag(owner) for owner in set(_OWNER.values())}
+_FLAGS = {owner: _Flag(getattr(torch.backends, owner).matmul) for owner in set(_OWNER.values())}
+
+#: cuDNN's recurrent networks, where no setting means TF32.
+CUDNN_RNN = _Flag(torch.backends.cudnn.rnn, full=("ieee",))
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from ..precision import full_precision
+from ..precision import CUDNN_RNN, full_precision
 
 if TYPE_CHECKING:
     from .functions import Request
@@ -58,7 +58,7 @@ class _Fused(Function):
     def forward(ctx, x, h0, q, bias, nonlinearity):
         batch, n = h0.shape
         given = [p.detach().requires_grad_(need) for p, need in zip((x, h0, q, bias), ctx.needs_input_grad, strict=False)]
-        with torch.enable_grad(), full_precision("cuda"):
+        with torch.enable_grad(), full_precision("cuda"), CUDNN_RNN.off():
             xs, hs, qs, bs = given
             # cuDNN wants its weights in one piece of memory.
             parts = torch.eye(n, dtype=x.dtype, device=x.device), qs, bs, torch.zeros_like(bs)
@@ -74,7 +74,7 @@ class _Fused(Function):
     def backward(ctx, g, gn):
         states, hn = ctx.outputs
         wanted = [p for p in ctx.given if p.requires_grad]
-        with full_precision("cuda"):
+        with full_precision("cuda"), CUDNN_RNN.off():
             found = iter(torch.autograd.grad((states, hn), wanted, (g.reshape(states.shape), gn[None])))
         return *(next(found) if p.requires_grad else None for p in ctx.given), None
 

@@ -13,7 +13,6 @@ from ..precision import in_full_precision
 from ..triangular import blocked_inverse
 from .composite import normalise, s_matrix
 
-
 # Columns whose cosines stay below this need no float64 in S: measured, its rounding is then lost in that of Q.
 _APART = 0.75
 
