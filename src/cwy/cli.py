@@ -75,7 +75,7 @@ def demo(
         names, skipped = demo.choose(None if methods is None else methods.split(","))
     with _plainly(OSError, f"cannot write to the folder --out {out}: "):
         picture = _writable(out) / demo.FILE
-    console.print(demo.introduction(steps, skipped), end="\n\n")
+    console.print(demo.introduction(steps, names, skipped), end="\n\n")
     task, runs = demo.race(console, names, seed, steps)
     console.print(demo.table(task, runs))
     console.print(demo.findings(task, runs), end="\n\n")
@@ -210,8 +210,13 @@ def _show(found: dict[str, Any]) -> None:
         return
     show("Versions", [{"package": name, "version": version} for name, version in found["versions"].items()])
     show("Devices", [{"device": row["device"], "what": _device(row)} for row in found["devices"]])
-    show("Methods", [row | {"complex": "yes" if row["complex"] else "no"} for row in found["methods"]])
+    show("Methods", [_method(row) for row in found["methods"]])
     show("Backends", found["backends"])
+
+
+def _method(row: dict[str, Any]) -> dict[str, str]:
+    scope = ("yes" if row["real"] else "only") if row["complex"] else "no"
+    return {**{key: row[key] for key in ("name", "domain", "kind")}, "complex": scope, "paper": row["paper"]}
 
 
 def _device(row: dict[str, Any]) -> str:

@@ -63,7 +63,8 @@ def devices() -> list[dict[str, Any]]:
 def methods() -> list[dict[str, Any]]:
     """The registered methods, as :class:`~cwy.registry.Method` describes them."""
     return [
-        {"name": m.name, "domain": m.domain, "kind": m.kind, "complex": m.complex, "paper": m.paper} for m in METHODS.values()
+        {"name": m.name, "domain": m.domain, "kind": m.kind, "complex": m.complex, "real": m.real, "paper": m.paper}
+        for m in METHODS.values()
     ]
 
 

@@ -1,7 +1,8 @@
 r"""Methods side by side: recover a rotation from noisy point pairs.
 
 A weight W is trained until $W x_i \approx y_i$, where $y_i = Q_* x_i$ + noise and the rotation $Q_*$ is not known. Every
-method starts at the identity and takes the same steps of the same optimiser; the best rotation is known in closed form.
+method for real weights starts at the identity, and all take the same steps of the same optimiser; the best rotation is
+known in closed form.
 """
 
 from __future__ import annotations
@@ -108,7 +109,9 @@ def _why_not(name: str) -> str | None:
 
 
 def _layer(name: str) -> nn.Linear:
-    """A linear layer that starts at the identity."""
+    """A linear layer that starts at the identity; complex, and at random, for the methods that are unitary alone."""
+    if name in METHODS and not METHODS[name].real:
+        return orthogonal(nn.Linear(N, N, bias=False, dtype=torch.complex64), method=name)
     layer = nn.Linear(N, N, bias=False)
     if name == FREE:
         nn.init.eye_(layer.weight)
@@ -127,7 +130,7 @@ def train(task: Problem, name: str, steps: int, watch: Callable[[float], object]
         start = time.perf_counter()
         optimiser.zero_grad()
         weight = layer.weight
-        objective = nn.functional.mse_loss(task.x @ weight.mT, task.y)
+        objective = (task.x.to(weight.dtype) @ weight.mT - task.y).abs().square().mean()
         objective.backward()
         # Off the clock, but before the step: that changes a free weight in place.
         paused = time.perf_counter()
@@ -173,12 +176,15 @@ def _one_thread() -> Generator[None]:
         torch.set_num_threads(threads)
 
 
-def introduction(steps: int, skipped: dict[str, str]) -> str:
+def introduction(steps: int, names: Sequence[str], skipped: dict[str, str]) -> str:
     """What is about to be done, and who can't take part."""
     told = [
         f"A rotation Q of {N} dimensions is to be recovered from {PAIRS} pairs of points (x, Qx + {NOISE:.0%} noise). "
         f"Each method trains a {N} x {N} weight from the identity, with Adam at rate {RATE}; steps of each: {steps}."
     ]
+    unitary = [name for name in names if not METHODS[name].real]
+    if unitary:
+        told.append(f"Unitary alone, {_listed(unitary)} train a complex weight from a random start.")
     return "\n".join([*told, *(f"Skipped {name}: {reason}" for name, reason in skipped.items())])
 
 
