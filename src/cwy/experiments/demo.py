@@ -34,6 +34,7 @@ N, PAIRS, NOISE, RATE = 64, 96, 0.1, 0.03
 FREE, BEST = "unconstrained", "best fit (SVD)"
 FILE = "demo.png"
 MARKERS = "osD^vP*X<>"
+COLOURS = [f"C{i}" for i in range(10) if i != 7]  # grey is the unconstrained weight's
 
 
 @dataclass(frozen=True)
@@ -247,7 +248,7 @@ def plot(task: Problem, runs: Sequence[Run], path: Path) -> None:
     for i, run in enumerate(runs):
         # Markers in turn, so that curves that coincide are all seen.
         style = {"marker": MARKERS[i % len(MARKERS)], "markersize": 5, "markevery": ((i + 0.5) / len(runs) / 8, 1 / 8)}
-        style |= {"label": run.name, "color": "0.5" if run.name == FREE else f"C{i}"}
+        style |= {"label": run.name, "color": "0.5" if run.name == FREE else COLOURS[i % len(COLOURS)]}
         by_step.plot(run.errors, **style)
         by_time.plot([step * run.seconds * 1e3 for step in range(1, len(run.errors))], run.errors[1:], **style)
     for axes in (by_step, by_time):
