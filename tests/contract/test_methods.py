@@ -242,6 +242,8 @@ def test_half_and_double(name, size, dtype):
         low = copy.deepcopy(layer).to(half)
         assert low.weight.dtype == half
         assert cwy.orthogonality_error(low.weight) <= bound
+        # Back again: what is kept beside the parameters was not rounded.
+        assert cwy.orthogonality_error(copy.deepcopy(low).double().weight) <= 1e-6
         loss_of(low, data(size, half)).backward()
         assert all(p.grad.isfinite().all() for p in low.parameters())
 

@@ -178,6 +178,11 @@ ERRORS = [
     (lambda: rollout(X.cfloat(), X[0], Q.cfloat(), None, "relu"), ValueError, "no complex form.*'modrelu'"),
     (lambda: rollout(X, X[0], Q, None, "relu", backend="cudnn"), ValueError, "cudnn.*x is on cpu"),
     (lambda: rollout(X, X[0], Q, backend="cuda9"), ValueError, 'no backend "cuda9"'),
+    (lambda: rollout(X, X[0], Q, torch.zeros(1)), ValueError, r"bias must be \(4,\).*\(1,\)"),
+    (lambda: rollout(X, X[0], Q, torch.zeros(4) * 1j), ValueError, "bias must be real"),
+    (lambda: rollout(X, X[0], Q, weight=torch.zeros(1, 4)), ValueError, r"weight must be \(4, 4\)"),
+    (lambda: rollout(X, X[0], Q, lengths=[5, 9, 1]), ValueError, "from 1 to T = 5"),
+    (lambda: rollout(X, X[0], Q, backend="reference", memory="checkpoint"), ValueError, "autograd stores every state"),
 ]
 
 
@@ -194,3 +199,46 @@ def test_the_op_is_well_registered():
         how = (given["bias"], None, f, [3] * 5, memory, last)
         arguments = (given["x"].reshape(-1, 4), given["h0"], [q], *how)
         torch.library.opcheck(torch.ops.cwy.rollout.default, arguments)
+
+
+@pytest.mark.parametrize(
+    ("memory", "lengths"),
+    [("reversible", (140, 130, 64, 64)), ("reversible", (128, 128, 64, 64)), ("checkpoint", (300, 290, 18, 18)),
+     ("checkpoint", (289, 272, 17, 5)), ("store", (40, 40, 40, 40))],
+)  # fmt: skip
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_blocks_of_steps_meet_sequences_that_end(memory, lengths, device, monkeypatch):
+    """The path of CUDA graphs; without a GPU its blocks are run as they are, unrecorded."""
+    from cwy.ops.recurrence import graphs
+
+    if device == "cpu":
+        copied = lambda fn, key, given, into: tuple(
+            m if o is None else o.copy_(m) for m, o in zip(fn(*given), into, strict=True)
+        )
+        monkeypatch.setattr(graphs, "worth", lambda x, sizes: len(sizes) >= 16 and sizes[0] == sizes[-1])
+        monkeypatch.setattr(graphs, "replay", copied)
+    given = problem(6, 4, max(lengths), torch.float64, device)
+    options = {"lengths": torch.tensor(lengths), "output": "last"}
+    truth = run(given, "abs", backend="reference", **options)
+    for ours, theirs in zip(run(given, "abs", memory=memory, backend="torch", **options), truth, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-8, rtol=1e-8)
+
+
+def test_complex_modrelu_is_accurate_where_z_is_small():
+    x = torch.full((1, 1, 2), 1e-9 + 1e-9j).requires_grad_()
+    h0, q, bias = torch.zeros(1, 2, dtype=torch.complex64), torch.eye(2, dtype=torch.complex64), torch.full((2,), 0.01)
+    grads = []
+    for backend in ("torch", "reference"):
+        states, _ = rollout(x, h0, q, bias, backend=backend)
+        grads += torch.autograd.grad(states.real.sum(), x)
+    torch.testing.assert_close(grads[0], grads[1], rtol=1e-4, atol=0)
+
+
+def test_backward_twice():
+    given = problem(6, 3, 5)
+    states, _ = rollout(given["x"], given["h0"], cwy_matrix(given["v"]), given["bias"], "relu")
+    loss = states.sum()
+    loss.backward(retain_graph=True)
+    once = given["x"].grad.clone()
+    loss.backward()
+    torch.testing.assert_close(given["x"].grad, 2 * once)

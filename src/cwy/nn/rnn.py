@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from .. import ops
 from ..api import orthogonal
+from ..ops import dispatch
 from ..ops.recurrence.functions import check_choices, factors_are_cheaper
 from ..ops.recurrence.nonlinearities import NONLINEARITIES
 from ..parametrizations import CWY, METHODS
@@ -49,6 +50,13 @@ class _Recurrent(nn.Module):
         self.nonlinearity, self.method = nonlinearity, method
         self._options: dict[str, Any] = {"method": method, "reflections": reflections, "init": init}
         self._like: dict[str, Any] = {"device": device, "dtype": _complex_only(method, dtype)}
+        if isinstance(nonlinearity, str) and nonlinearity in NONLINEARITIES:
+            known = [name for name, f in NONLINEARITIES.items() if f.complex]
+            if self._like["dtype"].is_complex and nonlinearity not in known:
+                raise ValueError(
+                    f"{type(self).__name__}: nonlinearity {nonlinearity!r} has no complex form, and the weights are "
+                    f"{self._like['dtype']}. Use one of {', '.join(map(repr, known))}."
+                )
 
     @property
     def _threshold(self) -> bool:
@@ -147,6 +155,9 @@ class OrthogonalRNN(_Recurrent):
         if not 0 <= dropout <= 1:
             raise ValueError(f"OrthogonalRNN: dropout must be a probability, got {dropout}.")
         check_choices("OrthogonalRNN", nonlinearity, output, memory)
+        names = ["auto", *(b.name for b in dispatch.backends("rollout")["rollout"])]
+        if backend not in names:
+            raise ValueError(f"OrthogonalRNN: backend must be one of {', '.join(map(repr, names))}, got {backend!r}.")
         self.num_layers, self.batch_first, self.dropout, self.bidirectional = num_layers, batch_first, dropout, bidirectional
         self.memory, self.output, self.backend = memory, output, backend
         for layer in range(num_layers):
@@ -164,6 +175,8 @@ class OrthogonalRNN(_Recurrent):
             rnn: its weights are copied.
             options: the keywords of this class; ``reflections`` must reach the transitions.
         """
+        if type(rnn) is not nn.RNN:
+            raise TypeError(f"OrthogonalRNN.from_torch: expected a torch.nn.RNN, got {type(rnn).__name__}.")
         if rnn.proj_size:
             raise ValueError("OrthogonalRNN.from_torch: projections (proj_size) are not supported.")
         like = cast(Tensor, rnn.weight_ih_l0)
@@ -183,6 +196,9 @@ class OrthogonalRNN(_Recurrent):
 
     def forward(self, input: Tensor | PackedSequence, hx: Tensor | None = None) -> tuple[Tensor | PackedSequence, Tensor]:
         packed = input if isinstance(input, PackedSequence) else None
+        data = cast(Tensor, input) if packed is None else packed.data
+        if data.shape[-1] != self.input_size:
+            raise ValueError(f"OrthogonalRNN: expected input of {self.input_size} features, got shape {tuple(data.shape)}.")
         x = packed.data if packed is not None else self._time_first(cast(Tensor, input))
         unbatched = packed is None and cast(Tensor, input).dim() == 2
         batch = int(packed.batch_sizes[0]) if packed is not None else x.shape[1]
@@ -218,8 +234,6 @@ class OrthogonalRNN(_Recurrent):
     def _time_first(self, x: Tensor) -> Tensor:
         if x.dim() not in (2, 3):
             raise ValueError(f"OrthogonalRNN: expected input of 2 (unbatched) or 3 dimensions, got shape {tuple(x.shape)}.")
-        if x.shape[-1] != self.input_size:
-            raise ValueError(f"OrthogonalRNN: expected input of {self.input_size} features, got shape {tuple(x.shape)}.")
         if x.dim() == 2:
             return x.unsqueeze(1)
         return x.transpose(0, 1) if self.batch_first else x
@@ -229,6 +243,8 @@ class OrthogonalRNN(_Recurrent):
         dtype = cast(Tensor, self.weight_ih_l0).dtype
         if hx is None:
             return torch.zeros(shape, dtype=dtype, device=x.device)
+        if hx.is_complex() and not dtype.is_complex:
+            raise ValueError(f"OrthogonalRNN: hx is {hx.dtype}, but the layer's states are {dtype}.")
         given = hx.unsqueeze(1) if unbatched and hx.dim() == 2 else hx
         if given.shape != shape:
             expected = (shape[0], shape[2]) if unbatched else shape

@@ -47,8 +47,8 @@ class SCORNN(SkewMap):
     def __init__(self, n: int, m: int | None = None, *, negatives: int = 0, **like) -> None:
         super().__init__(n, m, **like)
         self.negatives = negatives
-        if not 0 <= negatives <= n:
-            raise ValueError(f"{self._call}: negatives must be between 0 and {n}, got {negatives}.")
+        if isinstance(negatives, bool) or not isinstance(negatives, int) or not 0 <= negatives <= n:
+            raise ValueError(f"{self._call}: negatives must be a whole number between 0 and {n}, got {negatives!r}.")
         self.register_buffer("signs", torch.ones(*self.batch, n, dtype=self.dtype, device=self.device))
         self.signs[..., n - negatives :] = -1
 

@@ -39,8 +39,8 @@ class EURNN(ComplexMap):
     def __init__(self, n: int, m: int | None = None, *, layers: int | None = None, **like) -> None:
         super().__init__(n, m, **like)
         self.layers = n if layers is None else layers
-        if not 1 <= self.layers <= n:
-            raise ValueError(f"{self._call}: layers must be between 1 and {n}, got {layers}.")
+        if isinstance(layers, bool) or not isinstance(self.layers, int) or not 1 <= self.layers <= n:
+            raise ValueError(f"{self._call}: layers must be a whole number between 1 and {n}, got {layers!r}.")
 
     def _table(self, angles: Tensor) -> Tensor:
         """Angles ``(*, K)`` by layer ``(*, L, ⌈N/2⌉)``, with 0 for a coordinate that has no neighbour."""

@@ -82,6 +82,13 @@ class DTRIV(SkewMap):
         dtype = torch.promote_types(self.dtype, torch.float32)
         self.register_buffer("base", torch.eye(n, dtype=dtype, device=self.device).repeat(*self.batch, 1, 1))
 
+    def _apply(self, fn, recurse: bool = True):
+        before = self.base
+        super()._apply(fn, recurse)
+        if self.base.dtype in (torch.float16, torch.bfloat16):
+            self.base = before.to(device=self.base.device)
+        return self
+
     def matrix(self, x: Tensor) -> Tensor:
         turn = matrix_exp(self.skew(x))
         return multiply(self.base.to(turn.dtype), turn).to(x.dtype)

@@ -9,7 +9,7 @@ from torch.autograd import Function
 from ..precision import below_autograd, define, in_full_precision
 from . import bptt
 from .bptt import Rollout
-from .nonlinearities import NONLINEARITIES
+from .nonlinearities import named
 from .transition import of
 
 
@@ -23,7 +23,7 @@ def rollout(
 
 
 def _plan(q, bias, weight, nonlinearity, sizes, memory, last) -> Rollout:
-    return Rollout(of(q), bias, weight, NONLINEARITIES[nonlinearity], list(sizes), memory, last)
+    return Rollout(of(q), bias, weight, named(nonlinearity, q[0]), list(sizes), memory, last)
 
 
 def _forward(x, h0, q, bias, weight, *how):
@@ -35,9 +35,9 @@ def _forward_fake(x, h0, q, bias, weight, nonlinearity, sizes, memory, last):
     plan = _plan(q, bias, weight, nonlinearity, sizes, memory, last)
     chunks = [sizes[start:stop] for start, stop in plan.chunks]
     signs = torch.empty(0, dtype=torch.uint8, device=x.device)
-    if plan.f.signed and memory == "store":
+    if plan.f.keeps_z and memory == "store":
         signs = h0.new_empty(total, n)
-    elif plan.f.signed and memory == "reversible":
+    elif plan.f.keeps_z and memory == "reversible":
         signs = torch.empty(sum(-(-sum(chunk) * n // 8) for chunk in chunks), dtype=torch.uint8, device=x.device)
     starts = sum(chunk[0] for chunk in chunks) if memory == "checkpoint" else 0
     states = h0.new_empty(plan.kept_states, n)
@@ -88,9 +88,9 @@ def _differentiable_backward(g, gn, x, h0, q, bias, weight, states, signs, how):
     """The adjoint out of place, so that it can be differentiated again; it reads the states, which are outputs."""
     nonlinearity, sizes, memory, _ = how
     if memory != "store" or not states.shape[0]:
-        raise ValueError("rollout: a second derivative needs memory='store' and, for abs, output='all'.")
-    f, values = NONLINEARITIES[nonlinearity], states.split(sizes)
-    z = signs.split(sizes) if f.signed else [None] * len(sizes)
+        raise ValueError("rollout: a second derivative needs memory='store' and, for abs and complex modrelu, output='all'.")
+    f, values = named(nonlinearity, h0), states.split(sizes)
+    z = signs.split(sizes) if f.keeps_z else [None] * len(sizes)
     grads = [torch.zeros_like(v) for v in values] if g is None else g.split(sizes)
     carry, deltas = h0.new_zeros(0, h0.shape[-1]), []
     for t in range(len(sizes) - 1, -1, -1):

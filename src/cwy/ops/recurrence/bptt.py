@@ -41,10 +41,17 @@ class Rollout:
     memory: str
     last: bool
 
+    def states_of(self, states: Tensor | None, z: Tensor | None) -> Tensor:
+        """States as they were written, or from z."""
+        if states is not None:
+            return states
+        assert z is not None
+        return self.f.define(z, self.bias if self.f.threshold else None)
+
     @property
     def kept_states(self) -> int:
         """How many rows of states are written: all, if they are wanted or, for the adjoint, not known from z."""
-        return sum(self.sizes) if not self.last or (self.memory == "store" and not self.f.signed) else 0
+        return sum(self.sizes) if not self.last or (self.memory == "store" and not self.f.keeps_z) else 0
 
     @property
     def chunks(self) -> list[tuple[int, int]]:
@@ -62,23 +69,23 @@ def forward(x: Tensor, h0: Tensor, rollout: Rollout) -> tuple[Tensor, Tensor, Te
     sizes, f, memory = rollout.sizes, rollout.f, rollout.memory
     total, n = sum(sizes), h0.shape[-1]
     states = h0.new_empty(rollout.kept_states, n)
-    z = h0.new_empty(total, n) if f.signed and memory == "store" else None
+    z = h0.new_empty(total, n) if f.keeps_z and memory == "store" else None
     hn = h0.clone()
     bits, starts = [], []
     h, at = h0, 0
     for start, stop in rollout.chunks:
         chunk = sizes[start:stop]
         size = sum(chunk)
-        into = states[at : at + size] if rollout.kept_states else None if f.signed else h0.new_empty(size, n)
-        before = z[at : at + size] if z is not None else h0.new_empty(size, n) if f.signed else None
+        into = states[at : at + size] if rollout.kept_states else None if f.keeps_z else h0.new_empty(size, n)
+        before = z[at : at + size] if z is not None else h0.new_empty(size, n) if f.keeps_z else None
         if memory == "checkpoint":
             starts.append(h[: chunk[0]])
         h = loops.run(rollout.inputs(x[at : at + size]), h, into, before, chunk, rollout.transition, f, rollout.bias)
         if before is not None and memory == "reversible":
             bits.append(_pack(before.signbit()))
-        made = before if into is None else into
-        assert made is not None
-        _collect_last(hn, made, chunk, sizes[stop] if stop < len(sizes) else 0, f)
+        ends = sizes[stop] if stop < len(sizes) else 0
+        if ends < chunk[0]:
+            _collect_last(hn, rollout.states_of(into, before), chunk, ends)
         # A view would keep the whole chunk alive.
         h = h if rollout.kept_states else h.clone()
         at += size
@@ -87,15 +94,14 @@ def forward(x: Tensor, h0: Tensor, rollout: Rollout) -> tuple[Tensor, Tensor, Te
     return states, hn, z, torch.cat(starts) if starts else h0.new_empty(0, n)
 
 
-def _collect_last(hn: Tensor, made: Tensor, sizes: list[int], after: int, f: Nonlinearity) -> None:
-    """Copies the states, made as such or as z, of the sequences that end within a chunk."""
+def _collect_last(hn: Tensor, states: Tensor, sizes: list[int], after: int) -> None:
+    """Copies the states of the sequences that end within a chunk."""
     at = sum(sizes)
     for t in range(len(sizes) - 1, -1, -1):
         at -= sizes[t]
         following = sizes[t + 1] if t + 1 < len(sizes) else after
         if following < sizes[t]:
-            rows = made[at + following : at + sizes[t]]
-            hn[following : sizes[t]] = rows.abs() if f.signed else rows
+            hn[following : sizes[t]] = states[at + following : at + sizes[t]]
 
 
 def _pack(signs: Tensor) -> Tensor:
@@ -130,25 +136,23 @@ def backward(
         part = h0[:0] if x is None else x[at : at + size]
         z, before, known = None, h0, states[at : at + size]
         if memory == "store":
-            z = signs[at : at + size] if f.signed else None
+            z = signs[at : at + size] if f.keeps_z else None
         elif memory == "checkpoint":
             first -= chunk[0]
             before = starts[first : first + chunk[0]]
-            z = h0.new_empty(size, n) if f.signed else None
-            known = None if f.signed else h0.new_empty(size, n)
+            z = h0.new_empty(size, n) if f.keeps_z else None
+            known = None if f.keeps_z else h0.new_empty(size, n)
             loops.run(rollout.inputs(part), before, known, z, chunk, rollout.transition, f, rollout.bias)
         else:
             negative = None
-            if f.signed:
+            if f.keeps_z:
                 used = -(-size * n // 8)
                 bit -= used
                 negative = _unpack(signs[bit : bit + used], (size, n))
             known, before = loops.recover(rollout.inputs(part), h, hn, negative, chunk, rollout.transition, rollout.bias)
-            z = known if f.signed else None
+            z = known if f.keeps_z else None
             h = before
-        if z is not None:
-            known = z.abs()
-        assert known is not None
+        known = rollout.states_of(None if z is not None else known, z)
         deltas = dx[at : at + size] if weight is None else h0.new_empty(size, n)
         outside = None if g is None else g[at : at + size]
         carry = loops.adjoint(outside, carry, gn, deltas, known, z, chunk, rollout.transition, f, rollout.bias)

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from ..precision import CUDNN_RNN, full_precision
+from . import reference
 
 if TYPE_CHECKING:
     from .functions import Request
@@ -66,16 +67,25 @@ class _Fused(Function):
             weights = [piece.view(part.shape) for piece, part in zip(flat, parts, strict=True)]
             run = torch.rnn_relu if nonlinearity == "relu" else torch.rnn_tanh
             states, hn = run(xs.reshape(-1, batch, n), hs[None], weights, True, 1, 0.0, True, False, False)
-        ctx.given, ctx.outputs = given, (states, hn)
+        ctx.given, ctx.outputs, ctx.nonlinearity = given, (states, hn), nonlinearity
+        ctx.save_for_backward(x, h0, q, bias)
         return states.detach().reshape(-1, n), hn.detach()[0]
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx, g, gn):
         states, hn = ctx.outputs
         wanted = [p for p in ctx.given if p.requires_grad]
-        with full_precision("cuda"), CUDNN_RNN.off():
-            found = iter(torch.autograd.grad((states, hn), wanted, (g.reshape(states.shape), gn[None])))
+        if torch.is_grad_enabled():
+            # A second derivative: cuDNN has none, the definition has.
+            wanted = [p for p, need in zip(ctx.saved_tensors, ctx.needs_input_grad, strict=False) if need]
+            x, h0, q, bias = ctx.saved_tensors
+            sizes = [h0.shape[0]] * states.shape[0]
+            made = reference.rollout(x, h0, [q], bias, None, ctx.nonlinearity, sizes, "store", False)
+            found = iter(torch.autograd.grad(made, wanted, (g, gn), create_graph=True))
+        else:
+            with full_precision("cuda"), CUDNN_RNN.off():
+                gradients = g.reshape(states.shape), gn[None]
+                found = iter(torch.autograd.grad((states, hn), wanted, gradients, retain_graph=True))
         return *(next(found) if p.requires_grad else None for p in ctx.given), None
 
 

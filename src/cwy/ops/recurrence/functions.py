@@ -43,11 +43,15 @@ def _by_hand(request: Request) -> str | None:
     return None
 
 
+def _by_autograd(request: Request) -> str | None:
+    return None if request.memory == "store" else f"autograd stores every state, and memory is {request.memory!r}"
+
+
 dispatch.provide(
     "rollout",
     dispatch.Backend("cudnn", cudnn, "relu and tanh on a GPU: torch's fused RNN", cudnn.why_not, cudnn.why_pass),
     dispatch.Backend("torch", autograd, "the loop and its adjoint by hand; CUDA graphs on a GPU", _by_hand),
-    dispatch.Backend("reference", reference, "a loop over time and autograd: the definition; torch.func, callables"),
+    dispatch.Backend("reference", reference, "a loop and autograd: the definition; torch.func, callables", _by_autograd),
 )
 
 
@@ -75,7 +79,7 @@ def rollout(
     For "modrelu" the bias is the threshold: $h_t = \mathrm{sgn}(z_t)\,\mathrm{relu}(|z_t| + b)$, $z_t = Q h_{t-1} + x_t$.
 
     Args:
-        x: ``(T, B, N)``, the inputs of every step; or a packed sequence of them, sorted.
+        x: ``(T, B, N)``, the inputs of every step; or a packed sequence of them, h0 and the last states in its order.
         h0: ``(B, N)``, the first states.
         transition: Q ``(N, N)``, or the factors of :func:`~cwy.ops.wy_factors`: then the cheaper of the two forms is used.
         bias: ``(N,)`` or None.
@@ -85,7 +89,8 @@ def rollout(
         lengths: ``(B,)``, where sequences end; states after that are zero, and no gradient comes from there.
         output: "all" states, or only the "last".
         memory: "store" every state for the backward; "checkpoint" $\sqrt T$ of them and compute the rest again;
-            "reversible" ("abs" and "identity"): recover them backwards, from a sign bit a unit.
+            "reversible" ("abs" and "identity"): recover them backwards, from a sign bit a unit (where z is exactly 0, its
+            derivative is then taken as that of z > 0).
         backend: "auto", or one of those that ``cwy info`` lists.
 
     Returns:
@@ -101,7 +106,14 @@ def rollout(
     if lengths is not None:
         if isinstance(x, PackedSequence):
             raise ValueError("rollout: x is packed and has its lengths already; leave lengths out.")
-        packed = pack_padded_sequence(x, lengths.cpu(), enforce_sorted=False)
+        _check_shape("x", x, 3, "(T, B, N)")
+        _check_shape("h0", h0, 2, "(B, N)")
+        lengths = torch.as_tensor(lengths).cpu()
+        if lengths.shape != x.shape[1:2] or lengths.min() < 1 or lengths.max() > x.shape[0]:
+            raise ValueError(
+                f"rollout: lengths must be {x.shape[1]} numbers from 1 to T = {x.shape[0]}, got {lengths.tolist()}."
+            )
+        packed = pack_padded_sequence(x, lengths, enforce_sorted=False)
         order, back = packed.sorted_indices, packed.unsorted_indices
         assert order is not None
         assert back is not None
@@ -113,13 +125,17 @@ def rollout(
             states = PackedSequence(states.data, packed.batch_sizes, order, back)
             states, _ = pad_packed_sequence(states, total_length=x.shape[0])
         return states, last[back]
+    _check_shape("h0", h0, 2, "(B, N)")
+    n = h0.shape[-1]
     if isinstance(x, PackedSequence):
+        _check_shape("the data of x", x.data, 2, "(rows, N)")
         rows, sizes = x.data, x.batch_sizes.tolist()
     else:
         _check_shape("x", x, 3, "(T, B, N)")
         rows, sizes = x.reshape(-1, x.shape[-1]), [x.shape[1]] * x.shape[0]
-    n = h0.shape[-1]
-    _check_shape("h0", h0, 2, "(B, N)")
+    for name, value, shape in (("bias", bias, (n,)), ("signs", signs, (n,)), ("weight", weight, (n, rows.shape[-1]))):
+        if value is not None and tuple(value.shape) != shape:
+            raise ValueError(f"rollout: {name} must be {shape} for states of {n}, got {tuple(value.shape)}.")
     columns = n if weight is None else weight.shape[-1]
     if rows.shape[-1] != columns or (sizes and sizes[0] != h0.shape[0]):
         raise ValueError(
@@ -136,6 +152,8 @@ def rollout(
         names = ", ".join(repr(k) for k, v in NONLINEARITIES.items() if v.complex)
         raise ValueError(f"rollout: nonlinearity {f!r} has no complex form. Use one of {names}.")
     if bias is not None:
+        if bias.is_complex() and not (dtype.is_complex and f != "modrelu"):
+            raise ValueError(f"rollout: bias must be real here, got {bias.dtype}.")
         real = dtype.to_real() if dtype.is_complex and f == "modrelu" else dtype
         bias = bias.to(real)
     request = Request(

@@ -52,8 +52,10 @@ def blocks(steps: int) -> Iterator[tuple[int, int]]:
             start += count
 
 
-def replay(fn: Callable[..., tuple[Tensor, ...]], key: Hashable, *given: Tensor) -> tuple[Tensor, ...]:
-    """``fn(*given)`` by its graph. The results are overwritten by the next replay: copy them."""
+def replay(
+    fn: Callable[..., tuple[Tensor, ...]], key: Hashable, given: tuple[Tensor, ...], into: tuple[Tensor | None, ...]
+) -> tuple[Tensor, ...]:
+    """``fn(*given)`` by its graph, copied into these tensors, or into new ones for None."""
     stream = torch.cuda.current_stream(given[0].device)
     key = key, stream, *((t.shape, t.dtype, t.device) for t in given)
     with _lock, torch.cuda.device(given[0].device):
@@ -62,4 +64,5 @@ def replay(fn: Callable[..., tuple[Tensor, ...]], key: Hashable, *given: Tensor)
             if len(_graphs) > _KEPT:
                 _graphs.popitem(last=False)
         _graphs.move_to_end(key)
-        return _graphs[key](given)
+        # The next replay, perhaps of another thread, overwrites them.
+        return tuple(m.clone() if out is None else out.copy_(m) for m, out in zip(_graphs[key](given), into, strict=True))

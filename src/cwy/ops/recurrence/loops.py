@@ -30,16 +30,13 @@ def run(
             continue
 
         def record(x: Tensor, h: Tensor, *rest: Tensor, block=block) -> tuple[Tensor, ...]:
-            made, kept = torch.empty_like(x), torch.empty_like(x) if f.signed else None
+            made, kept = torch.empty_like(x), torch.empty_like(x) if f.keeps_z else None
             _run(x, h, made, kept, block, of([*rest[:parts]]), f, rest[parts] if len(rest) > parts else None)
             return (made,) if kept is None else (made, kept)
 
-        made, *kept = graphs.replay(record, ("run", f.name, bias is None), x[rows], h, *q, *([] if bias is None else [bias]))
-        if into is not None:
-            into.copy_(made)
-        if before is not None:
-            before.copy_(kept[0])
-        h = made[-batch:].clone()
+        given = x[rows], h, *q, *([] if bias is None else [bias])
+        made, *_ = graphs.replay(record, ("run", f, bias is None), given, (into, before) if f.keeps_z else (into,))
+        h = made[-batch:]
     return h
 
 
@@ -72,9 +69,10 @@ def adjoint(
     if not graphs.worth(deltas, sizes):
         return _adjoint(g, carry, gn, deltas, states, z, sizes, q, f, bias)
     batch, parts = sizes[0], len(q)
-    if carry.shape[0] == 0:
-        # Every sequence ends here.
-        carry = torch.zeros_like(deltas[:batch]) if gn is None else gn
+    after = carry.shape[0]
+    if after < batch:
+        # The other sequences end here.
+        carry = torch.cat([carry, carry.new_zeros(batch - after, carry.shape[1]) if gn is None else gn[after:batch]])
     for start, count in reversed(list(graphs.blocks(len(sizes)))):
         rows, block = slice(start * batch, (start + count) * batch), [batch] * count
         outside, kept = None if g is None else g[rows], None if z is None else z[rows]
@@ -85,15 +83,14 @@ def adjoint(
         def record(carry: Tensor, states: Tensor, *rest: Tensor, block=block) -> tuple[Tensor, ...]:
             made, extra = torch.empty_like(states), [*rest[parts:]]
             outside = extra.pop() if g is not None else None
-            kept = extra.pop() if f.signed else None
+            kept = extra.pop() if f.keeps_z else None
             threshold = extra.pop() if extra else None
             return made, _adjoint(outside, carry, None, made, states, kept, block, of([*rest[:parts]]), f, threshold)
 
         extra = [*([] if bias is None else [bias]), *([] if kept is None else [kept]), *([] if outside is None else [outside])]
-        key = "adjoint", f.name, bias is None, g is None
-        made, carry = graphs.replay(record, key, carry, states[rows], *q, *extra)
-        deltas[rows] = made
-    return carry.clone()
+        key = "adjoint", f, bias is None, g is None
+        _, carry = graphs.replay(record, key, (carry, states[rows], *q, *extra), (deltas[rows], None))
+    return carry
 
 
 def _adjoint(g, carry, gn, deltas, states, z, sizes, q, f, bias):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -20,11 +20,12 @@ class Nonlinearity:
         name: what ``nonlinearity=`` takes.
         define: ``define(z, bias)``, differentiable: the reference. The bias is None where it was added to z already.
         step_: the same in place.
-        back: the gradient of z from that of h, differentiable: ``back(dh, h, z, bias)``; z is None but for abs.
-        back_: the same in place, for real states.
+        back: the gradient of z from that of h, differentiable: ``back(dh, h, z, bias)``; z is None unless it is kept.
+        back_: the same in place, from z where that is kept.
         threshold: whether the bias is the nonlinearity's own (modReLU) rather than added to z.
         complex: whether it takes complex states.
         irreversible: why z can't be recovered from h, or None if it can.
+        keeps_z: whether z is kept, because h has lost its sign or, complex, its size.
     """
 
     name: str
@@ -35,11 +36,7 @@ class Nonlinearity:
     threshold: bool = False
     complex: bool = False
     irreversible: str | None = None
-
-    @property
-    def signed(self) -> bool:
-        """Whether h has lost the sign of z, so that z is kept beside it."""
-        return self.name == "abs"
+    keeps_z: bool = False
 
 
 def modrelu(z: Tensor, bias: Tensor | None) -> Tensor:
@@ -68,11 +65,18 @@ def _modrelu_back(dh: Tensor, h: Tensor, z: Tensor | None, bias: Tensor | None) 
 
 
 def _modrelu_back_(dh: Tensor, h: Tensor, z: Tensor | None, bias: Tensor | None) -> None:
-    if h.is_complex():
-        dh.copy_(_modrelu_back(dh, h, z, bias))
-    else:
-        # The same as dh * (h != 0), whose conversion of booleans is ten times slower on a CPU.
-        aten.threshold_backward.grad_input(dh, h.abs(), 0, grad_input=dh)
+    # The same as dh * (h != 0), whose conversion of booleans is ten times slower on a CPU.
+    aten.threshold_backward.grad_input(dh, h.abs(), 0, grad_input=dh)
+
+
+def _complex_modrelu_back_(dh: Tensor, h: Tensor, z: Tensor | None, bias: Tensor | None) -> None:
+    # From z: the size of h less the bias would cancel where z is small.
+    assert z is not None
+    size = z.abs()
+    ratio = 1 if bias is None else (size + bias) / torch.where(size == 0, 1, size)
+    u = torch.sgn(z)
+    along = (u.conj() * dh).real * u
+    dh.copy_(torch.where((h != 0) & (size != 0), along + ratio * (dh - along), 0))
 
 
 def _abs_back(dh: Tensor, h: Tensor, z: Tensor | None, bias: Tensor | None) -> Tensor:
@@ -94,7 +98,7 @@ NONLINEARITIES: dict[str, Nonlinearity] = {
             "modrelu", modrelu, _modrelu_step, _modrelu_back, _modrelu_back_, threshold=True, complex=True,
             irreversible=_LOST.format("modrelu with a negative bias"),
         ),
-        Nonlinearity("abs", lambda z, b: z.abs(), lambda z, b: z.abs_(), _abs_back, _abs_back_),
+        Nonlinearity("abs", lambda z, b: z.abs(), lambda z, b: z.abs_(), _abs_back, _abs_back_, keeps_z=True),
         Nonlinearity(
             "relu", lambda z, b: z.relu(), lambda z, b: z.relu_(),
             lambda dh, h, z, b: aten.threshold_backward(dh, h, 0),
@@ -116,3 +120,10 @@ NONLINEARITIES: dict[str, Nonlinearity] = {
         Nonlinearity("identity", lambda z, b: z, lambda z, b: z, lambda dh, h, z, b: dh, lambda dh, h, z, b: dh, complex=True),
     )
 }  # fmt: skip
+
+_COMPLEX_MODRELU = replace(NONLINEARITIES["modrelu"], back_=_complex_modrelu_back_, keeps_z=True)
+
+
+def named(name: str, state: Tensor) -> Nonlinearity:
+    """The nonlinearity of this name for states like this one."""
+    return _COMPLEX_MODRELU if name == "modrelu" and state.is_complex() else NONLINEARITIES[name]
