@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
+from inspect import signature
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -95,6 +96,14 @@ def _timed(bench: Bench) -> Callable[..., None]:
         sizes: Annotated[str | None, typer.Option(metavar="LIST", help="Sizes, in the form above.", show_default=False)] = None,
         peers: Annotated[str, typer.Option(metavar="NAMES", help="all, none, or packages, as in 'torch,geotorch'.")] = "all",
         methods: Annotated[str, typer.Option(metavar="NAMES", help="all, none, or methods, as in 'cwy,hr'.")] = "all",
+        nonlinearity: Annotated[
+            str | None,
+            typer.Option(
+                metavar="NAMES",
+                help="all, or some, as in 'abs,relu'; times are compared with the first's.",
+                show_default="modrelu,relu",
+            ),
+        ] = None,
         device: Annotated[str, typer.Option(metavar="NAME", help="cpu, cuda, cuda:1, …")] = "cpu",
         dtype: Annotated[str, typer.Option(metavar="NAME", help="float32, float64, bfloat16 or float16.")] = "float32",
         repeats: Annotated[
@@ -112,7 +121,7 @@ def _timed(bench: Bench) -> Callable[..., None]:
 
         console = Console(highlight=False, markup=False)
         with _plainly(ValueError):
-            chosen = options(bench, sizes, peers, methods, device, dtype, quick, repeats, threads, seed)
+            chosen = options(bench, sizes, peers, methods, device, dtype, quick, repeats, threads, seed, nonlinearity)
         with _plainly(OSError, f"cannot write to the folder --out {out}: "):
             folder = _writable(out)
         rows, stopped = measure(chosen, console)
@@ -129,7 +138,15 @@ def _timed(bench: Bench) -> Callable[..., None]:
         f"{bench.about}\n\nTimes every method beside its peers; shows a table, writes the rows as CSV and a picture. "
         f"Sizes are {' or '.join(bench.forms)}, by default {bench.sizes} (with --quick {bench.quick})."
     )
+    if not bench.nonlinearities:
+        _without(command, "nonlinearity")
     return command
+
+
+def _without(command: Callable[..., None], name: str) -> None:
+    """Hides an option of a command, which keeps its default."""
+    of = signature(command)
+    command.__signature__ = of.replace(parameters=[p for p in of.parameters.values() if p.name != name])  # pyrefly: ignore
 
 
 COMMANDS = (demo, info)

@@ -22,6 +22,8 @@ class Bench:
         about: what it times, for the help and the table.
         forms: the sizes it takes, e.g. ("N", "NxM").
         sizes, quick: those it runs by default, and with ``--quick``.
+        gpu: those it runs by default on a GPU, where they differ.
+        nonlinearities: those it runs by default, if it times recurrences; else empty.
     """
 
     name: str
@@ -29,6 +31,8 @@ class Bench:
     forms: tuple[str, ...]
     sizes: str
     quick: str
+    gpu: str = ""
+    nonlinearities: str = ""
 
 
 BENCHES = {
@@ -41,6 +45,15 @@ BENCHES = {
             ("NxLxB",),
             "256x32x128,1024x64x128,4096x64x128",
             "256x32x128,512x32x128,1024x32x128",
+        ),
+        Bench(
+            "rnn",
+            "Running an orthogonal recurrence over time.",
+            ("NxBxT", "NxLxBxT"),
+            "190x128x200,1024x128x64x20",
+            "190x32x50,256x32x32x20",
+            gpu="190x128x1000,1024x128x1000,1024x128x64x1000",
+            nonlinearities="modrelu,relu",
         ),
     )
 }

@@ -38,6 +38,11 @@ class Options:
     effort: Effort
     threads: int | None
     seed: int
+    nonlinearities: tuple[str, ...] = ()
+
+    def baseline(self, size: Size) -> str:
+        """The entry that the others are compared with."""
+        return ", ".join([_module(self.bench).baseline(size), *self.nonlinearities[:1]])
 
 
 def options(
@@ -51,16 +56,23 @@ def options(
     repeats: int | None,
     threads: int | None,
     seed: int,
+    nonlinearity: str | None = None,
 ) -> Options:
     """Options as the user wrote them; a mistake raises ValueError with what to do."""
-    chosen = parse_sizes(sizes or (bench.quick if quick else bench.sizes), bench.forms)
+    chosen = parse_sizes(
+        sizes or (bench.quick if quick else bench.gpu if bench.gpu and device.startswith("cuda") else bench.sizes), bench.forms
+    )
     packages, names = choose("--peers", peers, PEERS), choose("--methods", methods, list(METHODS))
     if dtype not in DTYPES:
         raise ValueError(f"--dtype: {dtype!r} is not known. {near(dtype, DTYPES)}")
+    functions = _nonlinearities(bench, nonlinearity)
     effort = QUICK if quick else FULL
 
     def wanted(entry: Entry) -> bool:
-        return entry.group == "floor" or (entry.method in names if entry.group == "ours" else entry.package in packages)
+        if entry.nonlinearity and entry.nonlinearity not in functions:
+            return False
+        ours = entry.group == "ours"
+        return entry.group == "floor" or (entry.method in {*names, ""} if ours else entry.package in packages)
 
     return Options(
         bench,
@@ -71,6 +83,7 @@ def options(
         effort if repeats is None else replace(effort, repeats=repeats),
         threads,
         seed,
+        functions,
     )
 
 
@@ -79,6 +92,8 @@ def measure(chosen: Options, console: Console) -> tuple[list[Row], bool]:
     bench = chosen.bench
     console.print(f"{bench.about} Each entry is checked against float64, then all are timed in turn.")
     _set_threads(chosen, console)
+    # float32 proper, which is torch's default for all but cuDNN.
+    torch.backends.cudnn.allow_tf32 = False
     where = context(chosen.device, chosen.seed)
     rows: list[Row] = []
     bar = Progress(
@@ -112,19 +127,19 @@ def write(chosen: Options, rows: list[Row], folder: Path) -> list[Path]:
     for form, sizes, found in _by_form(chosen, rows):
         suffix = "" if form == bench.forms[0] else f"-{form}"
         written.append(folder / f"{bench.name}{suffix}.png")
-        figure.draw(found, sizes, form, bench.about.rstrip("."), _module(bench).baseline(sizes[-1]), written[-1])
+        figure.draw(found, sizes, form, bench.about.rstrip("."), chosen.baseline(sizes[-1]), written[-1])
     return written
 
 
 def show(chosen: Options, rows: list[Row], written: list[Path], console: Console) -> None:
     """Shows the tables, what they say, what got no time, and where the files are."""
-    for _, sizes, found in _by_form(chosen, rows):
+    for form, sizes, found in _by_form(chosen, rows):
         if len(sizes) > 1:
             console.print(table.overview(found, sizes))
             console.print()
         last = [row for row in found if row.size == show_size(sizes[-1])]
-        baseline = _module(chosen.bench).baseline(sizes[-1])
-        console.print(table.detail(last, baseline))
+        baseline = chosen.baseline(sizes[-1])
+        console.print(table.detail(last, baseline, sizes[-1][-1] if form.endswith("T") else None))
         console.print(table.findings(last, baseline), end="\n\n")
     if any(row.status != "ok" for row in rows):
         console.print(table.untimed(rows), end="\n\n")
@@ -159,6 +174,20 @@ def _set_threads(chosen: Options, console: Console) -> None:
 
 def _module(bench: Bench) -> ModuleType:
     return import_module(f".{bench.name}", __package__)
+
+
+def _nonlinearities(bench: Bench, text: str | None) -> tuple[str, ...]:
+    """Those asked for, the first of which is compared with; none where a benchmark has none."""
+    if not bench.nonlinearities:
+        return ()
+    from ..ops.recurrence.nonlinearities import NONLINEARITIES
+
+    text = text or bench.nonlinearities
+    chosen = choose("--nonlinearity", text, list(NONLINEARITIES))
+    if not chosen:
+        raise ValueError("--nonlinearity: none leaves nothing to time.")
+    asked = [name.strip() for name in text.split(",")]
+    return tuple(sorted(chosen, key=lambda name: asked.index(name) if name in asked else 0))
 
 
 def _device(name: str) -> torch.device:

@@ -40,6 +40,8 @@ class Entry:
         group: "ours", "peer", or "floor" (a plain product, for scale).
         method: of the registry, if the entry is one of ours.
         package: the package it needs, by the name it is imported by.
+        nonlinearity: that it belongs to, where a benchmark has several.
+        why_not: ``why_not(dtype, device)`` says why it can't take part, or None if it can.
         differentiable: whether it is used with a backward pass; if not, only the forward one is checked and timed.
     """
 
@@ -50,6 +52,8 @@ class Entry:
     method: str = ""
     package: str = "torch"
     differentiable: bool = True
+    nonlinearity: str = ""
+    why_not: Callable[[torch.dtype, torch.device], str | None] = lambda dtype, device: None
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:

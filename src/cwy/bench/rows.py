@@ -52,7 +52,8 @@ class Row(Context):
         size: as the command line takes it, e.g. "4096x64".
         dtype: of the result.
         package: what the entry needs, with its version: "geotorch 0.4.0".
-        status: "ok", "failed" (its check, or with an exception), "skipped" (too slow) or "missing" (not installed).
+        status: "ok", "failed" (its check, or with an exception), "skipped" (too slow, or can't serve) or
+            "missing" (not installed).
         reason: why there are no times.
         forward, forward_q1, forward_q3, forward_repeats: median, quartiles and count of the forward pass.
         both, both_q1, both_q3, both_repeats: the same of forward and backward.

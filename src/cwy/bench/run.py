@@ -101,6 +101,8 @@ def _run_size(
             watch(size, f"checking {entry.name}", i / len(entries) / 2)
             if missing := why_missing(entry.package):
                 untimed[entry.name] = {"status": "missing", "reason": missing}
+            elif refused := entry.why_not(dtype, device):
+                untimed[entry.name] = {"status": "skipped", "reason": refused}
             elif entry.name in too_slow:
                 untimed[entry.name] = {"status": "skipped", "reason": too_slow[entry.name]}
             elif time.monotonic() > end:

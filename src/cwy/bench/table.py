@@ -27,15 +27,16 @@ def overview(rows: Sequence[Row], sizes: Sequence[Size]) -> Table:
     return view
 
 
-def detail(rows: Sequence[Row], baseline: str) -> Table:
+def detail(rows: Sequence[Row], baseline: str, steps: int | None = None) -> Table:
     """Everything measured at one size, the fastest first, compared with the baseline.
 
-    ``±`` is half the distance between the quartiles, relative to the median.
+    ``±`` is half the distance between the quartiles, relative to the median. With ``steps``, the last column is the time
+    of one of them, forward and backward; else it is the orthogonality error.
     """
     timed = sorted((row for row in rows if _time(row)), key=lambda row: _time(row) or 0)
     reference = next((row for row in timed if row.entry == baseline), None)
-    headings = ("forward\nms", "fwd+bwd\nms", "±", f"× {baseline}", "peak\nMB", "error", "grad.\nerror", "orth.\nerror")
-    view = _table(f"Size {rows[0].size}", "entry", *headings)
+    headings = ("forward\nms", "fwd+bwd\nms", "±", f"× {baseline}".replace(", ", ",\n"), "peak\nMB", "error", "grad.\nerror")
+    view = _table(f"Size {rows[0].size}", "entry", *headings, "orth.\nerror" if steps is None else "µs a\nstep")
     for row in timed:
         low, high, middle = (
             (row.forward_q1, row.forward_q3, row.forward) if row.both is None else (row.both_q1, row.both_q3, row.both)
@@ -46,7 +47,8 @@ def detail(rows: Sequence[Row], baseline: str) -> Table:
             "" if low is None or high is None or not middle else f"{(high - low) / 2 / middle:.0%}",
             _ratio(row, reference),
             _or(row.memory, lambda size: f"{size / 1e6:.3g}" if size < 1e9 else f"{size / 1e6:.0f}"),
-            *(_or(value, _error) for value in (row.error, row.gradient_error, row.orthogonality)),
+            *(_or(value, _error) for value in (row.error, row.gradient_error)),
+            _or(row.orthogonality, _error) if steps is None else _or(row.both, lambda both: f"{both / steps * 1e6:.3g}"),
         ]
         view.add_row(marked(row), *cells, style=STYLES[row.group])
     return view
