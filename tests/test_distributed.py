@@ -24,7 +24,19 @@ def make_model():
         nn.Tanh(),
         cwy.orthogonal(nn.Linear(8, 5, **kwargs)),
         cwy.orthogonal(nn.Linear(5, 5, **kwargs), reflections=2, init="identity"),
+        Recurrent(),
     )
+
+
+class Recurrent(nn.Module):
+    """A recurrent layer over the features, so that the layers stay a sequence."""
+
+    def __init__(self):
+        super().__init__()
+        self.rnn = cwy.nn.OrthogonalRNN(1, 5, nonlinearity="modrelu", batch_first=True, dtype=torch.float64)
+
+    def forward(self, x):
+        return self.rnn(x.unsqueeze(-1))[0][:, -1]
 
 
 def batch(step):
@@ -40,7 +52,7 @@ def train(model, rows):
 
 
 def weights(model):
-    return [layer.weight.detach() for layer in model if hasattr(layer, "weight")]
+    return [layer.weight.detach() for layer in model if hasattr(layer, "weight")] + [model[-1].rnn.weight_hh_l0.detach()]
 
 
 def worker(rank, port, wrap, folder):
@@ -54,7 +66,7 @@ def worker(rank, port, wrap, folder):
     else:
         mesh = dist.device_mesh.init_device_mesh("cpu", (2,))
         for layer in model:
-            if hasattr(layer, "weight"):
+            if isinstance(layer, Recurrent) or hasattr(layer, "weight"):
                 fully_shard(layer, mesh=mesh)
         fully_shard(model, mesh=mesh)
         train(model, rows)
