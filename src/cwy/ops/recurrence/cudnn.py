@@ -1,6 +1,6 @@
 """relu and tanh on a GPU through torch's fused RNN, with the input map set to the identity.
 
-Its tanh is an approximation, off by up to 2e-6 in float32, as in ``torch.nn.RNN``.
+Its tanh is an approximation, as in ``torch.nn.RNN``.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def why_not(request: Request) -> str | None:
 
 def why_pass(request: Request) -> str | None:
     """Why another backend is better, though this one can serve."""
-    # Measured on an H200: above, it reloads the weights at each step, and the loop as a CUDA graph is faster.
+    # Above, it reloads the weights at each step, and the loop as a CUDA graph is faster.
     return None if request.n <= 384 else f"N = {request.n} is above the 384 that it holds on chip"
 
 
