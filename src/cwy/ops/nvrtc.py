@@ -1,0 +1,162 @@
+"""CUDA C++ compiled at first use by NVRTC: no nvcc and no build step. Cubins are kept on disk."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Argument = Tensor | ctypes.Structure | int | float | None
+Defines = tuple[tuple[str, int], ...]
+
+MISSING = "the packages that compile its kernels are not installed: pip install 'cwy[cuda]'"
+
+
+def why_not() -> str | None:
+    """Why nothing can be compiled here, or None if it can."""
+    try:
+        found = find_spec("cuda.bindings") is not None
+    except ModuleNotFoundError:
+        found = False
+    return None if found else MISSING
+
+
+def cache() -> Path:
+    """Where cubins are kept: ``$CWY_CACHE``, or ``cwy`` in the user's cache folder."""
+    own = os.environ.get("CWY_CACHE")
+    return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cwy"
+
+
+def arch(device: torch.device) -> str:
+    """The architecture of a GPU, with all of its instructions."""
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"sm_{major}{minor}" + ("a" if major >= 9 else "")
+
+
+def cubin(path: Path, defines: Defines, arch: str) -> bytes:
+    """A source compiled for an architecture, from the disk if it was compiled before; no GPU is needed."""
+    from cuda.bindings import nvrtc
+
+    source = path.read_text()
+    headers = {header.name: header.read_text() for header in sorted(path.parent.glob("*.cuh"))}
+    options = [f"--gpu-architecture={arch}", "--std=c++17", *(f"--define-macro={name}={value}" for name, value in defines)]
+    version = _call(nvrtc.nvrtcVersion())
+    key = hashlib.sha256(repr((source, headers, options, version)).encode()).hexdigest()
+    kept = cache() / "cubin" / f"{path.stem}-{arch}-{key[:32]}.cubin"
+    try:
+        return kept.read_bytes()
+    except OSError:
+        code = _compile(path.name, source, headers, options)
+    try:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=kept.parent, delete=False) as file:
+            file.write(code)
+        Path(file.name).replace(kept)
+    except OSError:
+        pass  # a folder that can't be written costs the next process a second, not this one its result
+    return code
+
+
+def _compile(name: str, source: str, headers: dict[str, str], options: list[str]) -> bytes:
+    from cuda.bindings import nvrtc
+
+    texts, names = [[part.encode() for part in parts] for parts in (headers.values(), headers)]
+    program = _call(nvrtc.nvrtcCreateProgram(source.encode(), name.encode(), len(headers), texts, names))
+    try:
+        (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
+        if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            log = b" " * _call(nvrtc.nvrtcGetProgramLogSize(program))
+            _call(nvrtc.nvrtcGetProgramLog(program, log))
+            raise RuntimeError(f"NVRTC could not compile {name} with {' '.join(options)}:\n{log.decode(errors='replace')}")
+        code = b" " * _call(nvrtc.nvrtcGetCUBINSize(program))
+        _call(nvrtc.nvrtcGetCUBIN(program, code))
+        return code
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+
+
+def _call(answer: tuple) -> Any:
+    """The value of a call of the driver or of NVRTC, or an error that says which failed."""
+    status, *values = answer
+    if int(status) != 0:
+        raise RuntimeError(f"CUDA: {status!r}")
+    return values[0] if values else None
+
+
+class Kernel:
+    """A compiled function on one GPU."""
+
+    def __init__(self, code: bytes, name: str, shared: int = 0, wide: bool = False) -> None:
+        from cuda.bindings import driver
+
+        self._driver, self._code = driver, code
+        self._function = _call(driver.cuModuleGetFunction(_call(driver.cuModuleLoadData(code)), name.encode()))
+        self._shared = shared
+        attribute = driver.CUfunction_attribute
+        if shared > 48 * 1024:
+            key = attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            _call(driver.cuFuncSetAttribute(self._function, key, shared))
+        if wide:
+            key = attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+            _call(driver.cuFuncSetAttribute(self._function, key, 1))
+
+    def registers(self) -> tuple[int, int]:
+        """Registers a thread, and bytes of local memory: those that did not fit."""
+        attribute = self._driver.CUfunction_attribute
+        keys = attribute.CU_FUNC_ATTRIBUTE_NUM_REGS, attribute.CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES
+        return tuple(_call(self._driver.cuFuncGetAttribute(key, self._function)) for key in keys)
+
+    def _config(self, grid: tuple[int, int], threads: int, cluster: int) -> Any:
+        config = self._driver.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = *grid, 1
+        config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
+        config.sharedMemBytes = self._shared
+        if cluster > 1:
+            attribute = self._driver.CUlaunchAttribute()
+            attribute.id = self._driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+            attribute.value.clusterDim.x, attribute.value.clusterDim.y, attribute.value.clusterDim.z = cluster, 1, 1
+            config.attrs, config.numAttrs = [attribute], 1
+        return config
+
+    def clusters(self, threads: int, cluster: int) -> int:
+        """How many clusters run at once on the current GPU."""
+        config = self._config((cluster, 1), threads, cluster)
+        return _call(self._driver.cuOccupancyMaxActiveClusters(self._function, config))
+
+    def __call__(self, grid: tuple[int, int], threads: int, *args: Argument, cluster: int = 1) -> None:
+        """Launches on torch's current stream; tensors go as pointers, None as a null one, structures by value."""
+        config = self._config(grid, threads, cluster)
+        config.hStream = torch.cuda.current_stream().cuda_stream
+        values = [_argument(arg) for arg in args]
+        pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
+        _call(self._driver.cuLaunchKernelEx(config, self._function, ctypes.addressof(pointers), 0))
+
+
+def _argument(arg: Argument) -> Any:
+    if isinstance(arg, Tensor):
+        return ctypes.c_void_p(arg.data_ptr())
+    if isinstance(arg, ctypes.Structure):
+        return arg
+    if isinstance(arg, float):
+        return ctypes.c_float(arg)
+    return ctypes.c_void_p(0) if arg is None else ctypes.c_int(arg)
+
+
+@functools.cache
+def _load(path: Path, name: str, defines: Defines, shared: int, wide: bool, index: int) -> Kernel:
+    with torch.cuda.device(index):
+        torch.cuda.current_stream().synchronize()  # makes torch's context current
+        return Kernel(cubin(path, defines, arch(torch.device("cuda", index))), name, shared, wide)
+
+
+def kernel(path: Path, name: str, defines: dict[str, int], shared: int = 0, wide: bool = False) -> Kernel:
+    """The function ``name`` of a source, compiled with these macros for the current GPU."""
+    return _load(path, name, tuple(sorted(defines.items())), shared, wide, torch.cuda.current_device())

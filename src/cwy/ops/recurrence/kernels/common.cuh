@@ -1,0 +1,286 @@
+// What the recurrence's kernels share: products held on chip, sums over lanes, clusters, the nonlinearities.
+#pragma once
+
+enum { MODRELU, ABS, RELU, LEAKY_RELU, TANH, IDENTITY };
+enum { FORWARD, ADJOINT, RECOVER };
+constexpr float SLOPE = 0.01f, TINY = 1.17549435e-38f;
+
+// ---- nonlinearities ------------------------------------------------------------------------------------------------
+// The bias is modReLU's threshold; elsewhere it was added to z. Comparisons are such that NaN stays NaN.
+__device__ __forceinline__ float apply(float z, float bias) {
+  if (F == MODRELU) {
+    const float size = fabsf(z) + bias, value = copysignf(size <= 0.f ? 0.f : size, z);
+    return z == 0.f ? 0.f : value;
+  }
+  if (F == ABS) return fabsf(z);
+  if (F == RELU) return z <= 0.f ? 0.f : z;
+  if (F == LEAKY_RELU) return z > 0.f ? z : SLOPE * z;
+  if (F == TANH) return tanhf(z);
+  return z;
+}
+// The derivative from h; for abs from z.
+__device__ __forceinline__ float derivative(float h) {
+  if (F == MODRELU) return h != 0.f ? 1.f : 0.f;
+  if (F == ABS) return h > 0.f ? 1.f : h < 0.f ? -1.f : 0.f;
+  if (F == RELU) return h > 0.f ? 1.f : 0.f;
+  if (F == LEAKY_RELU) return h > 0.f ? 1.f : SLOPE;
+  if (F == TANH) return 1.f - h * h;
+  return 1.f;
+}
+
+// ---- sums over a group of lanes --------------------------------------------------------------------------------------
+// Each lane has V partial sums; after fold, each has the whole of a few. Half of the values change hands at each level.
+template <int V, int HALF> __device__ __forceinline__ void fold(float* a, int lane) {
+  if constexpr (HALF > 0) {
+    if constexpr (V == 1) {
+      a[0] += __shfl_xor_sync(~0u, a[0], HALF);
+      fold<1, HALF / 2>(a, lane);
+    } else {
+      constexpr int H = (V + 1) / 2;
+      const bool high = lane & HALF;
+      #pragma unroll
+      for (int i = 0; i < H; i++) {
+        const float upper = H + i < V ? a[H + i < V ? H + i : 0] : 0.f;
+        const float keep = high ? upper : a[i], send = high ? a[i] : upper;
+        a[i] = keep + __shfl_xor_sync(~0u, send, HALF);
+      }
+      fold<H, HALF / 2>(a, lane);
+    }
+  }
+}
+// Which values a lane has then: `count` of them from `first`.
+template <int V, int HALF> __device__ __forceinline__ void folded(int lane, int& first, int& count) {
+  if constexpr (HALF > 0) {
+    const bool high = lane & HALF;
+    if constexpr (V == 1) {
+      if (high) count = 0;
+      folded<1, HALF / 2>(lane, first, count);
+    } else {
+      constexpr int H = (V + 1) / 2;
+      first += high ? H : 0;
+      count = high ? max(count - H, 0) : min(count, H);
+      folded<H, HALF / 2>(lane, first, count);
+    }
+  }
+}
+__device__ constexpr int left_after(int v, int half) { return half == 0 ? v : left_after((v + 1) / 2, half / 2); }
+
+// ---- a matrix held by the block ----------------------------------------------------------------------------------------
+template <int Width> struct Vec;
+template <> struct Vec<4> { typedef float4 type; };
+template <> struct Vec<2> { typedef float2 type; };
+
+// Rows a thread, Count vectors of Width columns each of which Kept are in registers and the others in shared memory; the
+// Lanes of a group share rows and take columns in turn.
+template <int Rows, int Count, int Kept, int Width, int Lanes> struct Held {
+  typedef typename Vec<Width>::type vec;
+  float q[Rows][Kept * Width];
+  vec* rest;
+
+  static constexpr int spilled = Rows * (Count - Kept) * Width * THREADS;  // floats of shared memory
+
+  // Row i, column m of the block's part is element i*down + m*across of the source.
+  __device__ __forceinline__ void load(const float* source, long down, long across, int rows, int columns, float* shared) {
+    rest = reinterpret_cast<vec*>(shared) + threadIdx.x;
+    const int group = threadIdx.x / Lanes, c = threadIdx.x % Lanes;
+    #pragma unroll
+    for (int r = 0; r < Rows; r++) {
+      const int i = group * Rows + r;
+      #pragma unroll
+      for (int j = 0; j < Count; j++)
+        #pragma unroll
+        for (int k = 0; k < Width; k++) {
+          const int m = (j * Lanes + c) * Width + k;
+          const float value = i < rows && m < columns ? source[i * down + m * across] : 0.f;
+          if (j < Kept) q[r][(j < Kept ? j : 0) * Width + k] = value;
+          else reinterpret_cast<float*>(rest + (r * (Count - Kept) + j - Kept) * THREADS)[k] = value;
+        }
+    }
+  }
+
+  // Partial products with Vectors that stand `stride` apart; to be folded.
+  template <int Vectors> __device__ __forceinline__ void multiply(const float* vectors, int stride, float* sums) const {
+    const int c = threadIdx.x % Lanes;
+    #pragma unroll
+    for (int v = 0; v < Vectors * Rows; v++) sums[v] = 0.f;
+    #pragma unroll
+    for (int j = 0; j < Count; j++) {
+      float own[Rows][Width];
+      if (j >= Kept) {
+        #pragma unroll
+        for (int r = 0; r < Rows; r++) *reinterpret_cast<vec*>(own[r]) = rest[(r * (Count - Kept) + j - Kept) * THREADS];
+      }
+      #pragma unroll
+      for (int s = 0; s < Vectors; s++) {
+        float h[Width];
+        *reinterpret_cast<vec*>(h) = reinterpret_cast<const vec*>(vectors + s * stride)[j * Lanes + c];
+        #pragma unroll
+        for (int k = 0; k < Width; k++)
+          #pragma unroll
+          for (int r = 0; r < Rows; r++) {
+            const float left = j < Kept ? q[r][(j < Kept ? j : 0) * Width + k] : own[r][k];
+            sums[s * Rows + r] = fmaf(left, h[k], sums[s * Rows + r]);
+          }
+      }
+    }
+  }
+};
+
+// A sum that keeps what rounding loses.
+struct Sum {
+  float whole = 0.f, lost = 0.f;
+  __device__ __forceinline__ void add(float value) {
+    const float corrected = value - lost, sum = whole + corrected;
+    lost = (sum - whole) - corrected;
+    whole = sum;
+  }
+};
+
+// ---- copies in flight ----------------------------------------------------------------------------------------------------
+// A thread reads only what it copied itself. Volatile keeps these in order among themselves, and nothing else waits for them.
+__device__ __forceinline__ unsigned shared_address(const void* p) { return (unsigned)__cvta_generic_to_shared(p); }
+__device__ __forceinline__ void copy_async(unsigned to, const float* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from));
+}
+__device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;"); }
+template <int Pending> __device__ __forceinline__ void arrived() { asm volatile("cp.async.wait_group %0;" ::"n"(Pending)); }
+__device__ __forceinline__ float read(unsigned from) {
+  float value;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(from));
+  return value;
+}
+
+// ---- the units that a lane finishes ------------------------------------------------------------------------------------
+// Tensors of a rollout; absent ones are null. `one` and `two` are read at each step: x (FORWARD); states, or z for abs, and
+// the gradient from outside (ADJOINT); x and signs (RECOVER). `start` is the state before the first step, or what reaches the
+// last one; `end` the last state, or what leaves the first step. Rows of a step begin at `offsets`, if lengths differ.
+struct Tensors {
+  const float *one, *two, *bias, *start;
+  const int *offsets, *lengths;
+  float *out, *extra, *end, *dbias;
+  int n, batch, steps;
+};
+
+// Inputs are copied D - 1 steps ahead into a ring in shared memory, because a step is shorter than a trip to memory.
+template <int Count> struct Units {
+  const Tensors& of;
+  int longest, place[Count], until[Count];
+  long row, ahead;  // of the step that is kept next, and of the one that is fetched next
+  unsigned ring;
+  float bias[Count], tail[Count], given[Count], other[Count], value[Count], z[Count];
+  Sum sum[Count];
+
+  static constexpr int shared = D * (1 + TWO) * Count * THREADS;  // floats of shared memory
+
+  __device__ __forceinline__ Units(const Tensors& of, int sequence, float* shared) : of(of) {
+    longest = PACKED ? of.lengths[sequence] : of.steps;
+    ring = shared_address(shared + threadIdx.x);
+  }
+  // Makes unit u that of a sequence and a row of Q, or of none.
+  __device__ __forceinline__ void set(int u, bool live, int at, int unit) {
+    live = live && unit < of.n && at < of.batch;
+    place[u] = live ? at * of.n + unit : 0;
+    until[u] = live ? (PACKED ? of.lengths[at] : of.steps) : 0;
+    bias[u] = live && of.bias ? of.bias[unit] : 0.f;
+    const float begin = live && of.start ? of.start[place[u]] : 0.f;
+    value[u] = MODE == FORWARD ? begin : 0.f;
+    tail[u] = MODE == FORWARD ? 0.f : begin;
+    given[u] = other[u] = z[u] = 0.f;
+  }
+  __device__ __forceinline__ int time(int it) const { return MODE == FORWARD ? it : longest - 1 - it; }
+  __device__ __forceinline__ bool active(int u, int it) const { return PACKED ? time(it) < until[u] : until[u] > 0; }
+  __device__ __forceinline__ long row_of(int it) const {
+    return it < longest ? (PACKED ? (long)of.offsets[time(it)] : (long)time(it) * of.batch) * of.n : 0;
+  }
+  __device__ __forceinline__ unsigned slot(int u, int it) const { return ring + ((it % D) * (1 + TWO) * Count + u) * THREADS * 4; }
+  __device__ __forceinline__ void fetch(int it) {
+    #pragma unroll
+    for (int u = 0; u < Count; u++)
+      if (it < longest && active(u, it)) {
+        copy_async(slot(u, it), of.one + ahead + place[u]);
+        if (TWO) copy_async(slot(u, it) + Count * THREADS * 4, of.two + ahead + place[u]);
+      }
+    commit();
+    ahead = row_of(it + 1);
+  }
+  __device__ __forceinline__ void begin() {
+    ahead = row = row_of(0);
+    for (int it = 0; it < D - 1; it++) fetch(it);
+  }
+  // Writes what step it - 1 made.
+  __device__ __forceinline__ void keep(int it) {
+    #pragma unroll
+    for (int u = 0; u < Count; u++)
+      if (it > 0 && active(u, it - 1)) {
+        if (EXTRA) of.extra[row + place[u]] = z[u];
+        if (OUT) of.out[row + place[u]] = MODE == RECOVER ? z[u] : value[u];
+        if (PACKED && MODE == FORWARD && it == until[u]) of.end[place[u]] = value[u];
+        if (MODE == ADJOINT) sum[u].add(F == MODRELU ? copysignf(1.f, given[u]) * value[u] : value[u]);
+      }
+    row = row_of(it);
+  }
+  // Out of the path from state to state: keeps the last step, fetches for a later one, takes what came for this.
+  __device__ __forceinline__ void turn(int it) {
+    keep(it);
+    fetch(it + D - 1);
+    arrived<D - 1>();
+    #pragma unroll
+    for (int u = 0; u < Count; u++) {
+      given[u] = read(slot(u, it));
+      if (TWO) other[u] = read(slot(u, it) + Count * THREADS * 4);
+    }
+  }
+  // The value that a unit hands on, from its product.
+  __device__ __forceinline__ float finish(int u, int it, float v) {
+    if (MODE != FORWARD) v += (PACKED ? time(it) == until[u] - 1 : it == 0) ? tail[u] : 0.f;
+    if (MODE == FORWARD) {
+      z[u] = v + given[u] + (F == MODRELU ? 0.f : bias[u]);
+      v = apply(z[u], bias[u]);
+    } else if (MODE == ADJOINT) {
+      v = derivative(given[u]) * (TWO ? v + other[u] : v);
+    } else {
+      z[u] = TWO ? other[u] * fmaxf(v, TINY) : v;
+      v = z[u] - given[u] - bias[u];
+    }
+    return value[u] = active(u, it) ? v : 0.f;
+  }
+  // After the last step; v is one product more, of the modes that go down.
+  __device__ __forceinline__ void close(int u, float v) {
+    if (until[u] > 0) {
+      if (MODE != FORWARD || !PACKED) of.end[place[u]] = MODE == FORWARD ? value[u] : v;
+      if (MODE == ADJOINT && of.dbias) of.dbias[place[u]] = sum[u].whole;
+    }
+  }
+};
+
+// ---- clusters --------------------------------------------------------------------------------------------------------------
+__device__ __forceinline__ unsigned cluster_rank() { unsigned r; asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(r)); return r; }
+__device__ __forceinline__ void cluster_sync() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+__device__ __forceinline__ unsigned remote(unsigned address, unsigned rank) {
+  unsigned a; asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(a) : "r"(address), "r"(rank)); return a;
+}
+// A store into a block of the cluster that its barrier counts.
+__device__ __forceinline__ void send(unsigned address, float4 v, unsigned barrier) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1,%2,%3,%4}, [%5];"
+               ::"r"(address), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(barrier));
+}
+__device__ __forceinline__ void barriers_init(unsigned first, unsigned second) {
+  if (threadIdx.x == 0) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\nmbarrier.init.shared::cta.b64 [%1], 1;" ::"r"(first), "r"(second) : "memory");
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  }
+  __syncthreads();
+  cluster_sync();
+}
+__device__ __forceinline__ void barrier_expect(unsigned barrier, unsigned bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void barrier_wait(unsigned barrier, unsigned parity) {
+  unsigned done;
+  do {
+    asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+                 : "=r"(done) : "r"(barrier), "r"(parity) : "memory");
+  } while (!done);
+}
