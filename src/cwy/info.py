@@ -100,7 +100,7 @@ def rollout(
         ['torch']
     """
     check_choices("info.rollout", nonlinearity, "all", memory)
-    factored = reflections is not None and factors_are_cheaper(n, reflections, batch * steps)
+    factored = reflections is not None and factors_are_cheaper(n, reflections, batch * steps, device, dtype)
     request = Request(n, batch, steps, dtype, device, nonlinearity, reflections if factored else None, memory)
     return [{"op": "rollout", "device": device, **row} for row in _choice(dispatch.backends("rollout")["rollout"], request)]
 

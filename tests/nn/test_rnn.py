@@ -200,7 +200,7 @@ ERRORS = [
     (lambda: OrthogonalRNN(3, 5, memory="reversible"), "OrthogonalRNN: memory='reversible'.*tanh"),
     (lambda: OrthogonalRNN(3, 5, method="cvy"), "Did you mean 'cwy'"),
     (lambda: OrthogonalRNN(3, 5, reflections=9), "between 1 and 5"),
-    (lambda: OrthogonalRNN(3, 5, backend="foo"), "'auto', 'cudnn'.*got 'foo'"),
+    (lambda: OrthogonalRNN(3, 5, backend="foo"), "'auto', 'cuda'.*got 'foo'"),
     (lambda: OrthogonalRNN(3, 5, method="eurnn"), "'tanh' has no complex form.*'modrelu'"),
     (lambda: OrthogonalRNN(3, 5)(torch.zeros(2, 2, 3), torch.zeros(1, 2, 5) * 1j), "hx is torch.complex64"),
     (lambda: OrthogonalRNN(3, 5)(torch.zeros(2, 2, 2, 3)), "2 .unbatched. or 3 dimensions"),

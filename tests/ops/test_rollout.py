@@ -196,7 +196,7 @@ def test_the_op_is_well_registered():
     given = problem(4, 3, 5)
     q = cwy_matrix(given["v"].detach()).requires_grad_()
     for f, memory, last in (("abs", "store", False), ("abs", "reversible", True), ("relu", "checkpoint", True)):
-        how = (given["bias"], None, f, [3] * 5, memory, last)
+        how = (given["bias"], None, f, [3] * 5, memory, last, "loops")
         arguments = (given["x"].reshape(-1, 4), given["h0"], [q], *how)
         torch.library.opcheck(torch.ops.cwy.rollout.default, arguments)
 

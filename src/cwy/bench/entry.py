@@ -42,6 +42,7 @@ class Entry:
         package: the package it needs, by the name it is imported by.
         nonlinearity: that it belongs to, where a benchmark has several.
         why_not: ``why_not(dtype, device)`` says why it can't take part, or None if it can.
+        gate: the dtype whose tolerance the result is judged by, where it is not the result's own.
         differentiable: whether it is used with a backward pass; if not, only the forward one is checked and timed.
     """
 
@@ -53,6 +54,7 @@ class Entry:
     package: str = "torch"
     differentiable: bool = True
     nonlinearity: str = ""
+    gate: torch.dtype | None = None
     why_not: Callable[[torch.dtype, torch.device], str | None] = lambda dtype, device: None
 
 

@@ -11,6 +11,7 @@ the tolerance stays that of every benchmark.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import lru_cache, partial
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 from .. import init, ops
 from ..ops import dispatch
+from ..ops.precision import CUDNN_RNN
 from ..ops.recurrence.functions import Request, factors_are_cheaper
 from ..ops.recurrence.nonlinearities import NONLINEARITIES
 from ..testing import double
@@ -32,6 +34,8 @@ REFLECTIONS = 4000
 LONG = 2000
 """Steps from which the float64 truth is the op by hand, not autograd's loop, which would keep several copies of all states."""
 SMOOTH = ("tanh", "identity")
+REDUCED = ("tf32", "float16", "bfloat16")
+"""Precisions of the GPU's own networks beside full float32."""
 
 
 def baseline(size: Size) -> str:
@@ -47,16 +51,18 @@ def entries(size: Size) -> list[Entry]:
         if not count:
             found += _modes(n, batch, steps, f)
         found += [_eager(size, f), _one_at_a_time(size, f)]
-    return [*found, *(_fused(n, batch, steps, name) for name in ("RNN", "GRU", "LSTM"))]
+    fused = [_fused(n, batch, steps, name, how) for name in ("RNN", "GRU", "LSTM") for how in (None, *REDUCED)]
+    return [*found, *fused]
 
 
 def _backend(size: Size, backend: dispatch.Backend, f: str) -> Entry:
     n, *count, batch, steps = size
-    factors = count[0] if count and factors_are_cheaper(n, count[0], batch * steps) else None
     truth = "torch" if steps > LONG else "reference"
 
     def why_not(dtype: torch.dtype, device: torch.device) -> str | None:
         inner = dtype if dtype.itemsize > 2 else torch.float32
+        cheaper = count and factors_are_cheaper(n, count[0], batch * steps, device.type, inner)
+        factors = count[0] if cheaper else None
         return backend.why_not(Request(n, batch, steps, inner, device.type, f, factors))
 
     def make(dtype: torch.dtype, device: torch.device) -> Case:
@@ -158,16 +164,22 @@ def _one_at_a_time(size: Size, f: str) -> Entry:
     return Entry(f"HR, {f}", about, make, group="ours", method="hr", package="cwy", nonlinearity=f, why_not=why_not)
 
 
-def _fused(n: int, batch: int, steps: int, kind: str) -> Entry:
+def _fused(n: int, batch: int, steps: int, kind: str, reduced: str | None = None) -> Entry:
+    """A recurrent network of torch; on a GPU, where its vendor's kernels run, also in reduced precision."""
+    half = {"float16": torch.float16, "bfloat16": torch.bfloat16}.get(reduced or "")
+
+    def why_not(dtype: torch.dtype, device: torch.device) -> str | None:
+        return "only on a GPU, beside float32" if reduced and (device.type, dtype) != ("cuda", torch.float32) else None
+
     def make(dtype: torch.dtype, device: torch.device) -> Case:
-        like = {"dtype": dtype, "device": device}
+        like = {"dtype": half or dtype, "device": device}
         module = getattr(nn, kind)(n, n, **({"nonlinearity": "relu"} if kind == "RNN" else {}), **like)
-        x, h0, _ = _states(n, batch, steps, "relu", dtype, device)
+        x, h0, _ = _states(n, batch, steps, "relu", **like)
         with torch.no_grad():
             if kind == "RNN":
                 # The map is still multiplied by; as the identity it leaves x where it was moved to.
                 module.weight_ih_l0.copy_(torch.eye(n, **like))
-                module.weight_hh_l0.copy_(init.haar(n, **like))
+                module.weight_hh_l0.copy_(init.haar(n, device=device))
                 x = _off_kinks("relu", x, h0, [module.weight_hh_l0], module.bias_ih_l0 + module.bias_hh_l0)
         run: Callable[..., tuple[Tensor, ...]] = {"RNN": torch.rnn_relu, "GRU": torch.gru, "LSTM": torch.lstm}[kind]
         # Detached, the weights still lie in the one piece of memory that cuDNN wants.
@@ -176,12 +188,15 @@ def _fused(n: int, batch: int, steps: int, kind: str) -> Entry:
         def call(h0: Tensor, x: Tensor, *weights: Tensor) -> Tensor:
             h = h0[None]
             first = (h, torch.zeros_like(h)) if kind == "LSTM" else h
-            return run(x, first, list(weights), True, 1, 0.0, True, False, False)[0]
+            with CUDNN_RNN.off() if reduced != "tf32" else nullcontext():
+                return run(x, first, list(weights), True, 1, 0.0, True, False, False)[0]
 
         return Case(partial(call, h0), (x, *weights), partial(call, double(h0)), None)
 
     about = f"torch.nn.{kind}({n}, {n}), free weights{', relu' * (kind == 'RNN')}; its input map, N x N, is on the clock too"
-    return Entry(f"nn.{kind}", about, make)
+    name = f"nn.{kind}" + (f", {reduced}" if reduced else "")
+    gate = torch.bfloat16 if reduced else None
+    return Entry(name, about + (f"; in {reduced}" if reduced else ""), make, why_not=why_not, gate=gate)
 
 
 @lru_cache(maxsize=4)

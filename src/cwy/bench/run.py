@@ -152,7 +152,7 @@ def prepare(entry: Entry, dtype: torch.dtype, device: torch.device, seed: int, e
 
         gradients = _first(both, device, effort.limit, "forward + backward") if entry.differentiable else None
         errors = accuracy(case, out, cotangent, gradients)
-    judge(errors, out.dtype)
+    judge(errors, entry.gate or out.dtype)
     whole, memory = both if entry.differentiable else forward, []
     seconds = clock(lambda: memory.append(peak(whole, device)), device)
     timers = [Timer(call, device) for call in ([forward, both] if entry.differentiable else [forward])]

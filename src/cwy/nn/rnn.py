@@ -88,11 +88,12 @@ class _Recurrent(nn.Module):
         if parametrize.is_parametrized(self, name):
             chain = cast(parametrize.ParametrizationList, cast(nn.ModuleDict, self.parametrizations)[name])
             chart = chain[0]
-            if isinstance(chart, CWY) and len(chain) == 1 and factors_are_cheaper(chart.n, chart.reflections, rows):
+            if isinstance(chart, CWY) and len(chain) == 1:
                 v, *phase = (
                     [chain.original] if chain.is_tensor else [getattr(chain, f"original{i}") for i in range(chain.ntensors)]
                 )
-                return ops.wy_factors(v), chart.diagonal(tuple(phase))
+                if factors_are_cheaper(chart.n, chart.reflections, rows, v.device.type, v.dtype):
+                    return ops.wy_factors(v), chart.diagonal(tuple(phase))
         return getattr(self, name), None
 
     def extra_repr(self) -> str:

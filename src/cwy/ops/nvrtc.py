@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import importlib
 import os
 import tempfile
 from importlib.util import find_spec
@@ -17,16 +18,24 @@ from torch import Tensor
 Argument = Tensor | ctypes.Structure | int | float | None
 Defines = tuple[tuple[str, int], ...]
 
-MISSING = "the packages that compile its kernels are not installed: pip install 'cwy[cuda]'"
+
+def _installed() -> bool:
+    try:
+        return find_spec("cuda.bindings") is not None
+    except ModuleNotFoundError:
+        return False
+
+
+INSTALLED = _installed()
 
 
 def why_not() -> str | None:
     """Why nothing can be compiled here, or None if it can."""
-    try:
-        found = find_spec("cuda.bindings") is not None
-    except ModuleNotFoundError:
-        found = False
-    return None if found else MISSING
+    return None if INSTALLED else "the packages that compile its kernels are not installed: pip install 'cwy[cuda]'"
+
+
+def _bindings(name: str) -> Any:
+    return importlib.import_module(f"cuda.bindings.{name}")
 
 
 def cache() -> Path:
@@ -43,12 +52,12 @@ def arch(device: torch.device) -> str:
 
 def cubin(path: Path, defines: Defines, arch: str) -> bytes:
     """A source compiled for an architecture, from the disk if it was compiled before; no GPU is needed."""
-    from cuda.bindings import nvrtc
+    nvrtc = _bindings("nvrtc")
 
     source = path.read_text()
     headers = {header.name: header.read_text() for header in sorted(path.parent.glob("*.cuh"))}
     options = [f"--gpu-architecture={arch}", "--std=c++17", *(f"--define-macro={name}={value}" for name, value in defines)]
-    version = _call(nvrtc.nvrtcVersion())
+    version = nvrtc.nvrtcVersion()[1:]
     key = hashlib.sha256(repr((source, headers, options, version)).encode()).hexdigest()
     kept = cache() / "cubin" / f"{path.stem}-{arch}-{key[:32]}.cubin"
     try:
@@ -66,7 +75,7 @@ def cubin(path: Path, defines: Defines, arch: str) -> bytes:
 
 
 def _compile(name: str, source: str, headers: dict[str, str], options: list[str]) -> bytes:
-    from cuda.bindings import nvrtc
+    nvrtc = _bindings("nvrtc")
 
     texts, names = [[part.encode() for part in parts] for parts in (headers.values(), headers)]
     program = _call(nvrtc.nvrtcCreateProgram(source.encode(), name.encode(), len(headers), texts, names))
@@ -95,8 +104,7 @@ class Kernel:
     """A compiled function on one GPU."""
 
     def __init__(self, code: bytes, name: str, shared: int = 0, wide: bool = False) -> None:
-        from cuda.bindings import driver
-
+        driver = _bindings("driver")
         self._driver, self._code = driver, code
         self._function = _call(driver.cuModuleGetFunction(_call(driver.cuModuleLoadData(code)), name.encode()))
         self._shared = shared
@@ -153,7 +161,6 @@ def _argument(arg: Argument) -> Any:
 @functools.cache
 def _load(path: Path, name: str, defines: Defines, shared: int, wide: bool, index: int) -> Kernel:
     with torch.cuda.device(index):
-        torch.cuda.current_stream().synchronize()  # makes torch's context current
         return Kernel(cubin(path, defines, arch(torch.device("cuda", index))), name, shared, wide)
 
 

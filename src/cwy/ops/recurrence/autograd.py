@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import torch
 from torch import Tensor
 from torch.autograd import Function
@@ -15,24 +17,31 @@ from .transition import of
 
 def rollout(
     x: Tensor, h0: Tensor, q: list[Tensor], bias: Tensor | None, weight: Tensor | None, nonlinearity: str, sizes: list[int],
-    memory: str, last: bool,
+    memory: str, last: bool, loops: str = "loops",
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """States of every step (empty, if only the last is wanted) and the last state of each sequence."""
-    states, hn, _, _ = _forward_op(x, h0, q, bias, weight, nonlinearity, sizes, memory, last)
+    """States of every step (empty, if only the last is wanted) and the last state of each sequence.
+
+    ``loops`` names the module beside this one whose loops run.
+    """
+    given = [t for t in (x, h0, bias, weight, *q) if t is not None]
+    if last and memory == "store" and not (torch.is_grad_enabled() and any(t.requires_grad for t in given)):
+        memory = "nothing"
+    states, hn, _, _ = _forward_op(x, h0, q, bias, weight, nonlinearity, sizes, memory, last, loops)
     return states, hn
 
 
-def _plan(q, bias, weight, nonlinearity, sizes, memory, last) -> Rollout:
-    return Rollout(of(q), bias, weight, named(nonlinearity, q[0]), list(sizes), memory, last)
+def _plan(q, bias, weight, nonlinearity, sizes, memory, last, loops) -> Rollout:
+    module = importlib.import_module(f".{loops}", __package__)
+    return Rollout(of(q), bias, weight, named(nonlinearity, q[0]), list(sizes), memory, last, module)
 
 
 def _forward(x, h0, q, bias, weight, *how):
     return bptt.forward(x, h0, _plan(q, bias, weight, *how))
 
 
-def _forward_fake(x, h0, q, bias, weight, nonlinearity, sizes, memory, last):
+def _forward_fake(x, h0, q, bias, weight, nonlinearity, sizes, memory, last, loops):
     total, n = x.shape[0], h0.shape[-1]
-    plan = _plan(q, bias, weight, nonlinearity, sizes, memory, last)
+    plan = _plan(q, bias, weight, nonlinearity, sizes, memory, last, loops)
     chunks = [sizes[start:stop] for start, stop in plan.chunks]
     signs = torch.empty(0, dtype=torch.uint8, device=x.device)
     if plan.f.keeps_z and memory == "store":
@@ -50,7 +59,7 @@ def _backward(g, gn, x, h0, q, bias, weight, states, hn, signs, starts, *how):
     return [dx, dh0, empty if dbias is None else dbias, empty if dweight is None else dweight, *dq]
 
 
-def _backward_fake(g, gn, x, h0, q, bias, weight, states, hn, signs, starts, nonlinearity, sizes, memory, last):
+def _backward_fake(g, gn, x, h0, q, bias, weight, states, hn, signs, starts, nonlinearity, sizes, memory, last, loops):
     empty = h0.new_empty(0)
     dx = h0.new_empty(sum(sizes), h0.shape[-1] if weight is None else weight.shape[1])
     rest = [empty if p is None else torch.empty_like(p) for p in (bias, weight)]
@@ -86,7 +95,7 @@ class _Rollout(Function):
 @in_full_precision
 def _differentiable_backward(g, gn, x, h0, q, bias, weight, states, signs, how):
     """The adjoint out of place, so that it can be differentiated again; it reads the states, which are outputs."""
-    nonlinearity, sizes, memory, _ = how
+    nonlinearity, sizes, memory, *_ = how
     if memory != "store" or not states.shape[0]:
         raise ValueError("rollout: a second derivative needs memory='store' and, for abs and complex modrelu, output='all'.")
     f, values = named(nonlinearity, h0), states.split(sizes)
@@ -114,7 +123,7 @@ def multiply_adjoint(q, delta):
     return delta * d.conj() - (delta @ w.conj()) @ y.mT
 
 
-_HOW = "str nonlinearity, SymInt[] sizes, str memory, bool last"
+_HOW = "str nonlinearity, SymInt[] sizes, str memory, bool last, str loops"
 _forward_op = define(
     f"rollout(Tensor x, Tensor h0, Tensor[] q, Tensor? bias, Tensor? weight, {_HOW}) -> (Tensor, Tensor, Tensor, Tensor)",
     _forward,

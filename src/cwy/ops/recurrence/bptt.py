@@ -13,17 +13,14 @@ Sequences of unequal length are packed as torch packs them: step t has ``sizes[t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
+from types import ModuleType
 
 import torch
 from torch import Tensor
 
-from . import loops
 from .nonlinearities import Nonlinearity
 from .transition import Transition
-
-REVERSIBLE_CHUNK = 64
 
 
 @dataclass(frozen=True)
@@ -40,13 +37,7 @@ class Rollout:
     sizes: list[int]
     memory: str
     last: bool
-
-    def states_of(self, states: Tensor | None, z: Tensor | None) -> Tensor:
-        """States as they were written, or from z."""
-        if states is not None:
-            return states
-        assert z is not None
-        return self.f.define(z, self.bias if self.f.threshold else None)
+    loops: ModuleType
 
     @property
     def kept_states(self) -> int:
@@ -56,7 +47,7 @@ class Rollout:
     @property
     def chunks(self) -> list[tuple[int, int]]:
         steps = len(self.sizes)
-        size = {"store": steps, "checkpoint": math.ceil(math.sqrt(steps)), "reversible": REVERSIBLE_CHUNK}[self.memory]
+        size = {"store": steps, "checkpoint": math.ceil(math.sqrt(steps))}.get(self.memory, self.loops.CHUNK)
         return [(start, min(start + size, steps)) for start in range(0, steps, max(size, 1))]
 
     def inputs(self, rows: Tensor) -> Tensor:
@@ -76,32 +67,22 @@ def forward(x: Tensor, h0: Tensor, rollout: Rollout) -> tuple[Tensor, Tensor, Te
     for start, stop in rollout.chunks:
         chunk = sizes[start:stop]
         size = sum(chunk)
-        into = states[at : at + size] if rollout.kept_states else None if f.keeps_z else h0.new_empty(size, n)
-        before = z[at : at + size] if z is not None else h0.new_empty(size, n) if f.keeps_z else None
+        into = states[at : at + size] if rollout.kept_states else None
+        signs = f.keeps_z and memory == "reversible"
+        before = z[at : at + size] if z is not None else h0.new_empty(size, n) if signs else None
         if memory == "checkpoint":
             starts.append(h[: chunk[0]])
-        h = loops.run(rollout.inputs(x[at : at + size]), h, into, before, chunk, rollout.transition, f, rollout.bias)
+        end = rollout.loops.run(rollout.inputs(x[at : at + size]), h, into, before, chunk, rollout.transition, f, rollout.bias)
         if before is not None and memory == "reversible":
             bits.append(_pack(before.signbit()))
-        ends = sizes[stop] if stop < len(sizes) else 0
-        if ends < chunk[0]:
-            _collect_last(hn, rollout.states_of(into, before), chunk, ends)
+        going = sizes[stop] if stop < len(sizes) else 0
+        hn[going : chunk[0]] = end[going:]
         # A view would keep the whole chunk alive.
-        h = h if rollout.kept_states else h.clone()
+        h = end[:going].clone()
         at += size
     if z is None:
         z = torch.cat(bits) if bits else torch.empty(0, dtype=torch.uint8, device=x.device)
     return states, hn, z, torch.cat(starts) if starts else h0.new_empty(0, n)
-
-
-def _collect_last(hn: Tensor, states: Tensor, sizes: list[int], after: int) -> None:
-    """Copies the states of the sequences that end within a chunk."""
-    at = sum(sizes)
-    for t in range(len(sizes) - 1, -1, -1):
-        at -= sizes[t]
-        following = sizes[t + 1] if t + 1 < len(sizes) else after
-        if following < sizes[t]:
-            hn[following : sizes[t]] = states[at + following : at + sizes[t]]
 
 
 def _pack(signs: Tensor) -> Tensor:
@@ -142,39 +123,30 @@ def backward(
             before = starts[first : first + chunk[0]]
             z = h0.new_empty(size, n) if f.keeps_z else None
             known = None if f.keeps_z else h0.new_empty(size, n)
-            loops.run(rollout.inputs(part), before, known, z, chunk, rollout.transition, f, rollout.bias)
+            rollout.loops.run(rollout.inputs(part), before, known, z, chunk, rollout.transition, f, rollout.bias)
         else:
             negative = None
             if f.keeps_z:
                 used = -(-size * n // 8)
                 bit -= used
                 negative = _unpack(signs[bit : bit + used], (size, n))
-            known, before = loops.recover(rollout.inputs(part), h, hn, negative, chunk, rollout.transition, rollout.bias)
+            known, before = rollout.loops.recover(
+                rollout.inputs(part), h, hn, negative, chunk, rollout.transition, rollout.bias
+            )
             z = known if f.keeps_z else None
             h = before
-        known = rollout.states_of(None if z is not None else known, z)
+        if z is not None and not (memory == "store" and rollout.kept_states):
+            known = f.define(z, rollout.bias if f.threshold else None)
         deltas = dx[at : at + size] if weight is None else h0.new_empty(size, n)
         outside = None if g is None else g[at : at + size]
-        carry = loops.adjoint(outside, carry, gn, deltas, known, z, chunk, rollout.transition, f, rollout.bias)
-        for ours, previous in _steps_before(deltas, known, before, chunk):
-            for total_grad, grad in zip(dq, rollout.transition.grad(ours, previous), strict=True):
-                total_grad += grad
+        transition, loops = rollout.transition, rollout.loops
+        carry, along = loops.adjoint(outside, carry, gn, deltas, known, z, chunk, transition, f, rollout.bias)
+        for whole, part_of in zip(dq, loops.gradient(transition, deltas, known, before, chunk), strict=True):
+            whole += part_of
         if dbias is not None:
-            # Along the phase of h, modReLU has derivative 1: its threshold's gradient is that of |z|.
-            along = (torch.sgn(known).conj() * deltas) if f.threshold else deltas
-            dbias += (along.real if along.is_complex() and not dbias.is_complex() else along).sum(0)
+            dbias += along
         if weight is not None and dweight is not None:
             torch.mm(deltas, weight.conj(), out=dx[at : at + size])
             dweight += deltas.mT @ part.conj()
     dh0 = carry if sizes else gn if gn is not None else torch.zeros_like(h0)
     return dx, dh0, dq, dbias, dweight
-
-
-def _steps_before(deltas: Tensor, states: Tensor, before: Tensor, sizes: list[int]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Deltas beside the states they multiplied, in as few pieces as views allow."""
-    if sizes[0] == sizes[-1]:
-        yield deltas[: sizes[0]], before
-        yield deltas[sizes[0] :], states[: -sizes[0]]
-    else:
-        values = states.split(sizes)
-        yield deltas, torch.cat([before, *(value[:size] for value, size in zip(values, sizes[1:], strict=False))])

@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 from .. import dispatch
 from ..wy import WY
-from . import autograd, cudnn, reference
+from . import autograd, cuda, cudnn, reference
 from .nonlinearities import NONLINEARITIES
 
 MEMORY = ("store", "checkpoint", "reversible")
@@ -49,14 +49,17 @@ def _by_autograd(request: Request) -> str | None:
 
 dispatch.provide(
     "rollout",
+    dispatch.Backend("cuda", cuda, "float32 up to N = 1024 on a GPU: kernels that hold Q on chip", cuda.why_not),
     dispatch.Backend("cudnn", cudnn, "relu and tanh on a GPU: torch's fused RNN", cudnn.why_not, cudnn.why_pass),
     dispatch.Backend("torch", autograd, "the loop and its adjoint by hand; CUDA graphs on a GPU", _by_hand),
     dispatch.Backend("reference", reference, "a loop and autograd: the definition; torch.func, callables", _by_autograd),
 )
 
 
-def factors_are_cheaper(n: int, reflections: int, rows: int) -> bool:
-    """Whether a training step of ``rows`` states in all costs fewer operations by factors than by a formed Q."""
+def factors_are_cheaper(n: int, reflections: int, rows: int, device: str, dtype: torch.dtype) -> bool:
+    """Whether a training step of ``rows`` states in all is cheaper by factors than by a formed Q."""
+    if cuda.why_not(Request(n, 1, 1, dtype, device, "abs")) is None:
+        return cuda.prefers_factors(n, reflections)
     return 16 * n * reflections * rows < 6 * n * n * rows + 12 * n * n * reflections
 
 
@@ -188,7 +191,7 @@ def _transition(transition: Tensor | WY, signs: Tensor | None, n: int, rows: int
         raise ValueError(f"rollout: the factors must be of {n} x L vectors for states of {n}, got u {tuple(u.shape)}.")
     d = torch.ones(n, dtype=dtype, device=u.device) if signs is None else signs.to(dtype)
     w, y = u @ t, u * d.conj().unsqueeze(-1)
-    if factors_are_cheaper(n, u.shape[-1], rows):
+    if factors_are_cheaper(n, u.shape[-1], rows, u.device.type, dtype):
         return [w, y, d]
     return [torch.diag(d) - w @ y.mH]
 

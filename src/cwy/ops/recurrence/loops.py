@@ -6,6 +6,9 @@ to keep it beside the states; ``bias`` is added to z, or f's threshold.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -13,12 +16,16 @@ from . import graphs
 from .nonlinearities import Nonlinearity
 from .transition import Transition, of
 
+CHUNK = 64  # steps at once, where memory is short
+
 
 def run(
     x: Tensor, h: Tensor, states: Tensor | None, z: Tensor | None, sizes: list[int], q: Transition, f: Nonlinearity,
     bias: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    """Writes the states of all steps (only z, if states is None) from the state before them; returns the last."""
+    """Writes the states and z of all steps, where they are wanted, from the states before; returns each sequence's last."""
+    if states is None and z is None:
+        states = h.new_empty(sum(sizes), h.shape[-1])
     if not graphs.worth(x, sizes):
         return _run(x, h, states, z, sizes, q, f, bias)
     batch, parts = sizes[0], len(q)
@@ -44,8 +51,11 @@ def _run(x, h, states, z, sizes, q, f, bias):
     none = [None] * len(sizes)
     outs, befores = none if states is None else states.split(sizes), none if z is None else z.split(sizes)
     added, threshold = (None, bias) if f.threshold else (bias, None)
+    ended = []
     for xt, out, before, size in zip(x.split(sizes), outs, befores, sizes, strict=True):
         into = out if before is None else before
+        if size < h.shape[0]:
+            ended.append(h[size:])
         q.step(xt, h[:size], into)
         if added is not None:
             into += added
@@ -54,25 +64,36 @@ def _run(x, h, states, z, sizes, q, f, bias):
             h = into
         else:
             h = f.define(before, threshold) if out is None else out.copy_(f.define(before, threshold))
-    return h
+    return torch.cat([h, *reversed(ended)]) if ended else h
 
 
 def adjoint(
     g: Tensor | None, carry: Tensor, gn: Tensor | None, deltas: Tensor, states: Tensor, z: Tensor | None, sizes: list[int],
     q: Transition, f: Nonlinearity, bias: Tensor | None,
-) -> Tensor:  # fmt: skip
-    """Writes the deltas of all steps; returns the gradient of the state before them.
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """Writes the deltas of all steps; returns the gradients of the states before them and of the bias.
 
     ``g`` is the gradient of the states from outside, ``carry`` what comes from the step after, ``gn`` the gradient of the
     last state of each sequence.
     """
-    if not graphs.worth(deltas, sizes):
-        return _adjoint(g, carry, gn, deltas, states, z, sizes, q, f, bias)
-    batch, parts = sizes[0], len(q)
+    before = (_replay if graphs.worth(deltas, sizes) else _adjoint)(g, carry, gn, deltas, states, z, sizes, q, f, bias)
+    if bias is None:
+        return before, None
+    # Along the phase of h, modReLU has derivative 1: its threshold's gradient is that of |z|.
+    along = (torch.sgn(states).conj() * deltas) if f.threshold else deltas
+    return before, (along.real if along.is_complex() and not bias.is_complex() else along).sum(0)
+
+
+def ending(carry: Tensor, gn: Tensor | None, batch: int) -> Tensor:
+    """What reaches the last step of each of ``batch`` sequences: ``carry`` from the step after, or it ends here."""
     after = carry.shape[0]
-    if after < batch:
-        # The other sequences end here.
-        carry = torch.cat([carry, carry.new_zeros(batch - after, carry.shape[1]) if gn is None else gn[after:batch]])
+    rest = carry.new_zeros(batch - after, carry.shape[1]) if gn is None else gn[after:batch]
+    return torch.cat([carry, rest]) if after < batch else carry
+
+
+def _replay(g, carry, gn, deltas, states, z, sizes, q, f, bias):
+    batch, parts = sizes[0], len(q)
+    carry = ending(carry, gn, batch)
     for start, count in reversed(list(graphs.blocks(len(sizes)))):
         rows, block = slice(start * batch, (start + count) * batch), [batch] * count
         outside, kept = None if g is None else g[rows], None if z is None else z[rows]
@@ -139,3 +160,19 @@ def recover(
         h = torch.empty_like(z)
         q.back(torch.zeros_like(z), rest, h)
     return recovered, h
+
+
+def gradient(q: Transition, deltas: Tensor, states: Tensor, before: Tensor, sizes: list[int]) -> tuple[Tensor, ...]:
+    """The gradient of the transition's tensors from all steps of a chunk, whose first has the states ``before``."""
+    parts = [q.grad(ours, previous) for ours, previous in _steps_before(deltas, states, before, sizes)]
+    return tuple(functools.reduce(torch.add, part) for part in zip(*parts, strict=True))
+
+
+def _steps_before(deltas: Tensor, states: Tensor, before: Tensor, sizes: list[int]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Deltas beside the states they multiplied, in as few pieces as views allow."""
+    if sizes[0] == sizes[-1]:
+        yield deltas[: sizes[0]], before
+        yield deltas[sizes[0] :], states[: -sizes[0]]
+    else:
+        values = states.split(sizes)
+        yield deltas, torch.cat([before, *(value[:size] for value, size in zip(values, sizes[1:], strict=False))])

@@ -1,0 +1,150 @@
+"""The loops as kernels that hold the transition on chip: one launch runs all steps."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from .. import nvrtc
+from . import autograd, loops, shapes
+from .nonlinearities import NONLINEARITIES, Nonlinearity
+from .transition import Formed, Transition
+
+if TYPE_CHECKING:
+    from .functions import Request
+
+CHUNK = 1024
+_FORWARD, _ADJOINT, _RECOVER = range(3)
+_F = {name: index for index, name in enumerate(("modrelu", "abs", "relu", "leaky_relu", "tanh", "identity"))}
+
+
+def why_not(request: Request) -> str | None:
+    """Why the kernels can't serve, or None if they can."""
+    reasons = []
+    if request.device != "cuda":
+        reasons.append(f"x is on {request.device}")
+    else:
+        missing = nvrtc.why_not()
+        if missing:
+            reasons.append(missing)
+        needed = (9, 0) if request.n > shapes.BLOCK else (8, 0)
+        if not torch.cuda.is_available() or torch.version.hip or torch.cuda.get_device_capability() < needed:
+            reasons.append(f"it needs an NVIDIA GPU of capability {needed[0]}.{needed[1]} for N = {request.n}")
+    if request.nonlinearity not in _F:
+        reasons.append("the nonlinearity is a callable")
+    if request.dtype != torch.float32:
+        reasons.append(f"it computes in float32, and this is {request.dtype}")
+    if request.n > shapes.CLUSTER:
+        reasons.append(f"N = {request.n} is above the {shapes.CLUSTER} that a cluster holds")
+    if request.factors is not None and request.factors > shapes.FACTORS:
+        reasons.append(f"L = {request.factors} is above the {shapes.FACTORS} that a cluster holds as factors")
+    if request.steps == 0 or request.batch == 0:
+        reasons.append("there is no step")
+    if request.transformed is not None:
+        reasons.append(request.transformed)
+    return "; ".join(reasons) or None
+
+
+def prefers_factors(n: int, reflections: int) -> bool:
+    """Whether a cluster runs faster by factors than by a formed Q; a block never does."""
+    return n > shapes.BLOCK and reflections <= min(n // 4, shapes.FACTORS)
+
+
+def rollout(
+    x: Tensor, h0: Tensor, q: list[Tensor], bias: Tensor | None, weight: Tensor | None, nonlinearity: str, sizes: list[int],
+    memory: str, last: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    return autograd.rollout(x, h0, q, bias, weight, nonlinearity, sizes, memory, last, "cuda")
+
+
+class _Tensors(ctypes.Structure):
+    """``Tensors`` of common.cuh."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("one", "two", "bias", "start", "offsets", "lengths")),
+        *((name, ctypes.c_void_p) for name in ("out", "extra", "end", "dbias")),
+        *((name, ctypes.c_int) for name in ("n", "batch", "steps")),
+    )
+
+
+def run(
+    x: Tensor, h: Tensor, states: Tensor | None, z: Tensor | None, sizes: list[int], q: Transition, f: Nonlinearity,
+    bias: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """As :func:`loops.run`."""
+    end = torch.empty_like(h)
+    _launch(_FORWARD, q, f, sizes, one=x, bias=bias, start=h, out=states, extra=z, end=end)
+    return end
+
+
+def adjoint(
+    g: Tensor | None, carry: Tensor, gn: Tensor | None, deltas: Tensor, states: Tensor, z: Tensor | None, sizes: list[int],
+    q: Transition, f: Nonlinearity, bias: Tensor | None,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """As :func:`loops.adjoint`."""
+    tail = loops.ending(carry, gn, sizes[0])
+    end = torch.empty_like(tail)
+    dbias = None if bias is None else torch.empty_like(tail)
+    one = states if z is None else z
+    _launch(_ADJOINT, q, f, sizes, one=one, two=g, start=tail, out=deltas, end=end, dbias=dbias)
+    return end, None if dbias is None else dbias.sum(0)
+
+
+def recover(
+    x: Tensor, h: Tensor, hn: Tensor, negative: Tensor | None, sizes: list[int], q: Transition, bias: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """As :func:`loops.recover`."""
+    tail = torch.cat([h, hn[h.shape[0] : sizes[0]]])
+    z, end = hn.new_empty(sum(sizes), hn.shape[-1]), torch.empty_like(tail)
+    signs = None if negative is None else torch.where(negative, -1.0, 1.0)
+    _launch(_RECOVER, q, NONLINEARITIES["identity"], sizes, one=x, two=signs, bias=bias, start=tail, out=z, end=end)
+    return z, end
+
+
+gradient = loops.gradient
+
+
+def _launch(mode: int, q: Transition, f: Nonlinearity, sizes: list[int], **tensors: Tensor | None) -> None:
+    down = mode != _FORWARD
+    given = {name: t.contiguous() for name, t in tensors.items() if t is not None}
+    n, batch = given["start"].shape[-1], sizes[0]
+    packed = sizes[0] != sizes[-1]
+    with torch.cuda.device(given["one"].device):
+        if packed:
+            given["offsets"], given["lengths"] = _packing(tuple(sizes), given["one"].device)
+        if isinstance(q, Formed):
+            held: list[Tensor] = [(q.q.mT if down else q.q).contiguous()]
+            after: list[int] = []
+            shape = _block(n, batch) if n <= shapes.BLOCK else shapes.in_cluster(n, batch)
+        else:
+            held = [part.contiguous() for part in ((q.y, q.w, q.d) if down else q)]
+            after = [q.w.shape[1]]
+            shape = shapes.factored(n, q.w.shape[1], batch)
+        what = {
+            "MODE": mode,
+            "F": _F[f.name],
+            "PACKED": packed,
+            "OUT": "out" in given,
+            "EXTRA": "extra" in given,
+            "TWO": "two" in given,
+        }
+        kernel = shape.kernel({name: int(value) for name, value in what.items()})
+        fields = _Tensors(n=n, batch=batch, steps=len(sizes), **{name: t.data_ptr() for name, t in given.items()})
+        grid = shape.blocks(batch), 1
+        kernel(grid, shape.macros["THREADS"], *held, fields, *after, cluster=shape.macros["C"])
+
+
+def _block(n: int, batch: int) -> shapes.Shape:
+    return shapes.in_block(n, batch, torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count)
+
+
+@functools.lru_cache(maxsize=64)
+def _packing(sizes: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Where each step's rows begin, and how long each sequence is."""
+    rows = torch.tensor(sizes)
+    lengths = (rows[:, None] > torch.arange(sizes[0])).sum(0)
+    return (rows.cumsum(0) - rows).int().to(device), lengths.int().to(device)

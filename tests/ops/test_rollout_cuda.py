@@ -1,0 +1,190 @@
+"""The kernels that hold the transition on chip: every variant against the definition in float64, and compiled without a GPU."""
+
+import itertools
+import re
+
+import pytest
+import torch
+
+from cwy.ops import cwy_matrix, nvrtc, rollout, wy_factors
+from cwy.ops.recurrence import cuda, shapes
+from cwy.ops.recurrence.nonlinearities import NONLINEARITIES
+from cwy.testing import assert_as_close
+
+from .test_rollout import double, problem, run
+
+gpu = pytest.mark.gpu
+SIZES = (1, 7, 33, 190, 223, 225, 256, 511, 1000, 1024)
+LAYOUTS = list(itertools.product((1, 3, 130), (1, 2, 257)))
+CASES = [
+    (n, f, *LAYOUTS[(3 * i + 4 * j) % len(LAYOUTS)])
+    for (i, n), (j, f) in itertools.product(enumerate(SIZES), enumerate(NONLINEARITIES))
+]
+
+
+def held(x, f, **options):
+    return run(x, f, backend="cuda", **options)
+
+
+@pytest.fixture
+def poisoned():
+    """Fresh memory is filled with NaN."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def agree(given, f, ours, **options):
+    truth = run(double(given), f, backend="reference", **options)
+    plain = run(given, f, backend="reference", **options)
+    for a, p, t in zip(ours, plain, truth, strict=True):
+        assert_as_close(a, p, t)
+
+
+@gpu
+@pytest.mark.parametrize(("n", "f", "batch", "steps"), CASES)
+def test_a_formed_transition(n, f, batch, steps, poisoned):
+    given = problem(n, batch, steps, device="cuda")
+    agree(given, f, held(given, f, strided=True))
+
+
+@gpu
+@pytest.mark.parametrize(
+    ("n", "reflections"), [(257, 1), (300, 63), (512, 64), (512, 128), (1000, 129), (1024, 128), (1024, 256)]
+)
+@pytest.mark.parametrize("f", ["modrelu", "abs", "tanh"])
+def test_a_factored_transition(n, reflections, f, poisoned):
+    given = problem(n, 67, 19, device="cuda", reflections=reflections)
+    agree(given, f, held(given, f, factors=True, strided=True))
+
+
+@gpu
+@pytest.mark.parametrize("n", [33, 300])
+@pytest.mark.parametrize("factors", [False, True])
+@pytest.mark.parametrize(
+    ("f", "memory"), [("abs", "store"), ("abs", "reversible"), ("modrelu", "checkpoint"), ("relu", "store")]
+)
+@pytest.mark.parametrize("output", ["all", "last"])
+@pytest.mark.parametrize("lengths", [None, (70, 3, 70, 1, 65, 64, 9)])
+def test_modes_and_lengths(n, factors, f, memory, output, lengths, poisoned):
+    given = problem(n, 7, 70, device="cuda", reflections=20)
+    options = {"output": output} | ({} if lengths is None else {"lengths": torch.tensor(lengths)})
+    ours = held(given, f, factors=factors, memory=memory, **options)
+    truth = run(double(given), f, backend="reference", **options)
+    plain = run(given, f, backend="reference", **options)
+    for a, p, t in zip(ours, plain, truth, strict=True):
+        assert_as_close(a, p, t, factor=4 if memory == "reversible" else 2)
+
+
+@gpu
+def test_more_sequences_than_fit_at_once():
+    for n, batch in ((48, 300), (190, 1000), (300, 400)):
+        given = problem(n, batch, 5, device="cuda")
+        agree(given, "modrelu", held(given, "modrelu"))
+
+
+@gpu
+@pytest.mark.parametrize("n", [190, 512])
+def test_a_side_stream_and_a_graph(n):
+    given = problem(n, 16, 40, device="cuda")
+    q = cwy_matrix(given["v"]).detach().requires_grad_()
+    x, h0 = given["x"], given["h0"]
+
+    def step():
+        states, last = rollout(x, h0, q, given["bias"], backend="cuda")
+        return states, *torch.autograd.grad(states.sum() + last.sum(), (x, h0, q, given["bias"]))
+
+    wanted = step()
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        aside = step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        recorded = step()
+    with torch.no_grad():
+        x += 1
+    graph.replay()
+    # On another stream the library's product of the gradient may add up in another order.
+    for a, b in [*zip(aside, wanted, strict=True), *zip(recorded, step(), strict=True)]:
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4 * b.abs().max().item())
+
+
+@gpu
+def test_nothing_is_stored_that_is_not_needed():
+    n, batch, steps = 190, 16, 4096
+    x, h0 = torch.randn(steps, batch, n, device="cuda"), torch.zeros(batch, n, device="cuda")
+    q = cwy_matrix(torch.randn(n, n, device="cuda"))
+    rollout(x, h0, q, output="last", backend="cuda")
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    rollout(x, h0, q, output="last", backend="cuda")
+    assert torch.cuda.max_memory_allocated() - before < x.numel()
+
+
+@gpu
+def test_nan_spreads_as_in_torch():
+    x = torch.randn(5, 2, 300, device="cuda")
+    x[1, 0, 7] = torch.nan
+    states, _ = rollout(x, torch.zeros(2, 300, device="cuda"), cwy_matrix(torch.randn(300, 300, device="cuda")), backend="cuda")
+    assert states[2:, 0].isnan().all()
+    assert not states[:, 1].isnan().any()
+
+
+@gpu
+def test_the_layer_is_served_and_compiles():
+    from cwy import nn
+
+    layer = nn.OrthogonalRNN(8, 96, nonlinearity="abs").cuda()
+    x = torch.randn(30, 4, 8, device="cuda")
+    whole = torch.compile(layer, fullgraph=True)
+    torch.testing.assert_close(whole(x)[0], layer(x)[0])
+
+
+def variants():
+    """A shape of every kind, with every mode that the backend asks of it."""
+    for n in (1, 33, 96, 128, 160, 190, 224, 256):
+        yield shapes.in_block(n, 128, 132), n
+    for n in (257, 512, 600, 1024):
+        yield shapes.in_cluster(n, 130), n
+    for n, reflections in ((300, 20), (1024, 128), (1024, 256)):
+        yield shapes.factored(n, reflections, 130), n
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(nvrtc.why_not() is not None, reason="the compiler is not installed")
+def test_every_variant_compiles_without_a_gpu(monkeypatch, tmp_path):
+    monkeypatch.setenv("CWY_CACHE", str(tmp_path))
+    monkeypatch.setattr(shapes, "clusters", lambda c, device: 120 // c)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    compiled = []
+    monkeypatch.setattr(
+        nvrtc, "kernel", lambda path, name, macros, shared, wide: compiled.append((path, tuple(sorted(macros.items())), shared))
+    )
+    for index, (shape, n) in enumerate(variants()):
+        mode = index % 3
+        what = {"MODE": mode, "F": index % 6, "PACKED": index // 2 % 2, "OUT": 1, "EXTRA": int(mode == 0), "TWO": int(mode > 0)}
+        shape.kernel(what)
+        path, macros, shared = compiled[-1]
+        assert shared <= 227 * 1024
+        for arch in ("sm_90a", "sm_100a", "sm_120a") if n > shapes.BLOCK else ("sm_80", "sm_90a", "sm_120a")[index % 3 :][:1]:
+            assert len(nvrtc.cubin(path, macros, arch)) > 1000
+    path, macros, _ = compiled[0]
+    kept = list(tmp_path.rglob("*.cubin"))
+    stamps = [file.stat().st_mtime_ns for file in kept]
+    nvrtc.cubin(path, macros, "sm_80")
+    assert [file.stat().st_mtime_ns for file in kept] == stamps
+    with pytest.raises(RuntimeError, match=r"NVRTC could not compile formed\.cu"):
+        nvrtc.cubin(path, (*macros, ("R", 0)), "sm_90a")
+
+
+def test_why_it_does_not_serve(monkeypatch):
+    from cwy.ops.recurrence.functions import Request
+
+    monkeypatch.setattr(nvrtc, "INSTALLED", False)
+    reason = cuda.why_not(Request(2000, 4, 5, torch.float64, "cuda", "modrelu"))
+    for words in (r"pip install 'cwy\[cuda\]'", "float64", "above the 1024"):
+        assert re.search(words, reason)
+    with pytest.raises(ValueError, match=r"cuda.*x is on cpu"):
+        rollout(torch.zeros(2, 3, 4), torch.zeros(3, 4), wy_factors(torch.randn(4, 2)), backend="cuda")
