@@ -42,7 +42,7 @@ class Options:
 
     def baseline(self, size: Size) -> str:
         """The entry that the others are compared with."""
-        return ", ".join([_module(self.bench).baseline(size), *self.nonlinearities[:1]])
+        return ", ".join([_module(self.bench).baseline(size, self.device.type), *self.nonlinearities[:1]])
 
 
 def options(

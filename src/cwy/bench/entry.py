@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Literal
 
@@ -41,6 +42,7 @@ class Entry:
         method: of the registry, if the entry is one of ours.
         package: the package it needs, by the name it is imported by.
         nonlinearity: that it belongs to, where a benchmark has several.
+        within: a context, such as a precision, in which forward and backward run.
         why_not: ``why_not(dtype, device)`` says why it can't take part, or None if it can.
         gate: the dtype whose tolerance the result is judged by, where it is not the result's own.
         differentiable: whether it is used with a backward pass; if not, only the forward one is checked and timed.
@@ -55,6 +57,7 @@ class Entry:
     differentiable: bool = True
     nonlinearity: str = ""
     gate: torch.dtype | None = None
+    within: Callable[[], AbstractContextManager] = nullcontext
     why_not: Callable[[torch.dtype, torch.device], str | None] = lambda dtype, device: None
 
 

@@ -20,7 +20,7 @@ from .ours import case, serving, takes, weight_dtype
 from .sizes import Size
 
 
-def baseline(size: Size) -> str:
+def baseline(size: Size, device: str) -> str:
     return "cwy" if len(size) == 1 else "tcwy"
 
 

@@ -11,7 +11,6 @@ the tolerance stays that of every benchmark.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from functools import lru_cache, partial
 
 import torch
@@ -38,8 +37,8 @@ REDUCED = ("tf32", "float16", "bfloat16")
 """Precisions of the GPU's own networks beside full float32."""
 
 
-def baseline(size: Size) -> str:
-    return "torch"
+def baseline(size: Size, device: str) -> str:
+    return "cuda" if device == "cuda" else "torch"
 
 
 def entries(size: Size) -> list[Entry]:
@@ -188,15 +187,16 @@ def _fused(n: int, batch: int, steps: int, kind: str, reduced: str | None = None
         def call(h0: Tensor, x: Tensor, *weights: Tensor) -> Tensor:
             h = h0[None]
             first = (h, torch.zeros_like(h)) if kind == "LSTM" else h
-            with CUDNN_RNN.off() if reduced != "tf32" else nullcontext():
-                return run(x, first, list(weights), True, 1, 0.0, True, False, False)[0]
+            return run(x, first, list(weights), True, 1, 0.0, True, False, False)[0]
 
         return Case(partial(call, h0), (x, *weights), partial(call, double(h0)), None)
 
     about = f"torch.nn.{kind}({n}, {n}), free weights{', relu' * (kind == 'RNN')}; its input map, N x N, is on the clock too"
     name = f"nn.{kind}" + (f", {reduced}" if reduced else "")
-    gate = torch.bfloat16 if reduced else None
-    return Entry(name, about + (f"; in {reduced}" if reduced else ""), make, why_not=why_not, gate=gate)
+    about += f"; in {reduced}" if reduced else ""
+    if reduced:
+        return Entry(name, about, make, why_not=why_not, gate=torch.bfloat16)
+    return Entry(name, about, make, within=CUDNN_RNN.off)
 
 
 @lru_cache(maxsize=4)

@@ -141,14 +141,15 @@ def prepare(entry: Entry, dtype: torch.dtype, device: torch.device, seed: int, e
         call, leaves = case.call, [x.detach().requires_grad_() for x in case.inputs]
 
         def forward() -> Tensor:
-            with torch.no_grad():
+            with torch.no_grad(), entry.within():
                 return call(*leaves)
 
         out = _first(forward, device, effort.limit, "forward")
         cotangent = torch.randn_like(out)
 
         def both() -> tuple[Tensor, ...]:
-            return torch.autograd.grad(call(*leaves), leaves, cotangent)
+            with entry.within():
+                return torch.autograd.grad(call(*leaves), leaves, cotangent)
 
         gradients = _first(both, device, effort.limit, "forward + backward") if entry.differentiable else None
         errors = accuracy(case, out, cotangent, gradients)
