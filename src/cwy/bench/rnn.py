@@ -49,7 +49,7 @@ def entries(size: Size) -> list[Entry]:
         found += [_backend(size, backend, f) for backend in dispatch.backends("rollout")["rollout"]]
         if not count:
             found += _modes(n, batch, steps, f)
-        found += [_eager(size, f), _one_at_a_time(size, f)]
+        found += [_eager(size, f), _eager(size, f, indexed=True), _one_at_a_time(size, f)]
     fused = [_fused(n, batch, steps, name, how) for name in ("RNN", "GRU", "LSTM") for how in (None, *REDUCED)]
     return [*found, *fused]
 
@@ -88,8 +88,8 @@ def _modes(n: int, batch: int, steps: int, f: str) -> list[Entry]:
     def run(h0: Tensor, memory: str, x: Tensor, weight: Tensor, q: Tensor, b: Tensor) -> Tensor:
         if memory == "store":
             # As in OrthogonalRNN: the input map is one product over all steps.
-            return ops.rollout(nn.functional.linear(x, weight), h0, q, b, f, output="last", backend="torch")[1]
-        return ops.rollout(x, h0, q, b, f, weight=weight, output="last", memory=memory, backend="torch")[1]
+            return ops.rollout(nn.functional.linear(x, weight), h0, q, b, f, output="last")[1]
+        return ops.rollout(x, h0, q, b, f, weight=weight, output="last", memory=memory)[1]
 
     def make(memory: str, dtype: torch.dtype, device: torch.device) -> Case:
         like = {"dtype": dtype, "device": device}
@@ -105,21 +105,21 @@ def _modes(n: int, batch: int, steps: int, f: str) -> list[Entry]:
         )
         return Case(partial(run, h0, memory), inputs, partial(run, double(h0), "store"), None)
 
-    about = f"ops.rollout of {FEATURES} input features, map included, output='last', backend='torch', {f!r}, memory={{!r}}"
+    about = f"ops.rollout of {FEATURES} input features, map included, output='last', {f!r}, memory={{!r}}"
     return [
         Entry(f"{f}, last, {mode}", about.format(mode), partial(make, mode), group="ours", package="cwy", nonlinearity=f)
         for mode in ("store", "checkpoint", "reversible")
     ]
 
 
-def _eager(size: Size, f: str) -> Entry:
+def _eager(size: Size, f: str, indexed: bool = False) -> Entry:
+    """A loop and autograd; of x[t], as loops are mostly written, the gradient is as large as x at each step."""
     define, threshold = NONLINEARITIES[f].define, NONLINEARITIES[f].threshold
 
     def call(h: Tensor, x: Tensor, *rest: Tensor) -> Tensor:
         *q, b = rest
         times, states = _times(q), []
-        # Not x[t], of which autograd's gradient is as large as x at each step.
-        for xt in x:
+        for xt in (x[t] for t in range(x.shape[0])) if indexed else x:
             z = times(h) + xt
             h = define(z, b) if threshold else define(z + b, None)
             states.append(h)
@@ -129,10 +129,9 @@ def _eager(size: Size, f: str) -> Entry:
         inputs, h0 = _problem(size, f, dtype, device, torch.initial_seed())
         return Case(partial(call, h0), inputs, partial(call, double(h0)), None)
 
-    about = f"for xt in x: h = {f}(h @ Q.mT + xt + b), stacked; autograd" + (
-        ", Q h as h - (h @ u) @ (u @ t).mT" * (len(size) > 3)
-    )
-    return Entry(f"eager loop, {f}", about, make, nonlinearity=f)
+    over = "for t in range(T): xt = x[t];" if indexed else "for xt in x:"
+    about = f"{over} h = {f}(h @ Q.mT + xt + b), stacked; autograd" + ", Q h as h - (h @ u) @ (u @ t).mT" * (len(size) > 3)
+    return Entry(f"eager loop{' of x[t]' if indexed else ''}, {f}", about, make, nonlinearity=f)
 
 
 def _one_at_a_time(size: Size, f: str) -> Entry:

@@ -12,13 +12,14 @@ from torch import Tensor
 from .. import nvrtc
 from . import autograd, loops, shapes
 from .nonlinearities import NONLINEARITIES, Nonlinearity
+from .product import product
+from .shapes import ADJOINT, FORWARD, RECOVER
 from .transition import Formed, Transition
 
 if TYPE_CHECKING:
     from .functions import Request
 
 CHUNK = 1024
-_FORWARD, _ADJOINT, _RECOVER = range(3)
 _F = {name: index for index, name in enumerate(("modrelu", "abs", "relu", "leaky_relu", "tanh", "identity"))}
 
 
@@ -77,7 +78,7 @@ def run(
 ) -> Tensor:  # fmt: skip
     """As :func:`loops.run`."""
     end = torch.empty_like(h)
-    _launch(_FORWARD, q, f, sizes, one=x, bias=bias, start=h, out=states, extra=z, end=end)
+    _launch(FORWARD, q, f, sizes, one=x, bias=bias, start=h, out=states, extra=z, end=end)
     return end
 
 
@@ -90,7 +91,7 @@ def adjoint(
     end = torch.empty_like(tail)
     dbias = None if bias is None else torch.empty_like(tail)
     one = states if z is None else z
-    _launch(_ADJOINT, q, f, sizes, one=one, two=g, start=tail, out=deltas, end=end, dbias=dbias)
+    _launch(ADJOINT, q, f, sizes, one=one, two=g, start=tail, out=deltas, end=end, dbias=dbias)
     return end, None if dbias is None else dbias.sum(0)
 
 
@@ -101,45 +102,45 @@ def recover(
     tail = torch.cat([h, hn[h.shape[0] : sizes[0]]])
     z, end = hn.new_empty(sum(sizes), hn.shape[-1]), torch.empty_like(tail)
     signs = None if negative is None else torch.where(negative, -1.0, 1.0)
-    _launch(_RECOVER, q, NONLINEARITIES["identity"], sizes, one=x, two=signs, bias=bias, start=tail, out=z, end=end)
+    _launch(RECOVER, q, NONLINEARITIES["identity"], sizes, one=x, two=signs, bias=bias, start=tail, out=z, end=end)
     return z, end
 
 
-gradient = loops.gradient
+def gradient(q: Transition, deltas: Tensor, states: Tensor, before: Tensor, sizes: list[int]) -> tuple[Tensor, ...]:
+    """As :func:`loops.gradient`."""
+    if sizes[0] != sizes[-1]:
+        values = states.split(sizes)
+        before = torch.cat([before, *(value[:size] for value, size in zip(values, sizes[1:], strict=False))])
+    if isinstance(q, Formed):
+        return (product(deltas, states, before),)
+    previous = torch.cat([before, states[: deltas.shape[0] - before.shape[0]]])
+    dw = product(deltas, before[:0] @ q.y, previous @ q.y)
+    dy = product(previous, before[:0] @ q.w, deltas @ q.w)
+    return -dw, -dy, (deltas * previous).sum(0)
 
 
 def _launch(mode: int, q: Transition, f: Nonlinearity, sizes: list[int], **tensors: Tensor | None) -> None:
-    down = mode != _FORWARD
     given = {name: t.contiguous() for name, t in tensors.items() if t is not None}
-    n, batch = given["start"].shape[-1], sizes[0]
-    packed = sizes[0] != sizes[-1]
-    with torch.cuda.device(given["one"].device):
-        if packed:
-            given["offsets"], given["lengths"] = _packing(tuple(sizes), given["one"].device)
+    n, batch, device = given["start"].shape[-1], sizes[0], given["one"].device
+    packed, down = sizes[0] != sizes[-1], mode != FORWARD
+    if packed:
+        given["offsets"], given["lengths"] = _packing(tuple(sizes), device)
+    what = {"MODE": mode, "F": _F[f.name], "PACKED": packed}
+    what |= {"OUT": "out" in given, "EXTRA": "extra" in given, "TWO": "two" in given}
+    fields = _Tensors(n=n, batch=batch, steps=len(sizes), **{name: t.data_ptr() for name, t in given.items()})
+    with torch.cuda.device(device):
+        index = torch.cuda.current_device()
         if isinstance(q, Formed):
-            held: list[Tensor] = [(q.q.mT if down else q.q).contiguous()]
-            after: list[int] = []
-            shape = _block(n, batch) if n <= shapes.BLOCK else shapes.in_cluster(n, batch)
+            arguments = [(q.q.mT if down else q.q).contiguous(), fields]
+            processors = torch.cuda.get_device_properties(index).multi_processor_count
+            small = n <= shapes.BLOCK
+            shape = shapes.block(n, batch, processors) if small else shapes.cluster(n, batch, mode, index)
         else:
-            held = [part.contiguous() for part in ((q.y, q.w, q.d) if down else q)]
-            after = [q.w.shape[1]]
-            shape = shapes.factored(n, q.w.shape[1], batch)
-        what = {
-            "MODE": mode,
-            "F": _F[f.name],
-            "PACKED": packed,
-            "OUT": "out" in given,
-            "EXTRA": "extra" in given,
-            "TWO": "two" in given,
-        }
+            a, b = (q.y, q.w) if down else (q.w, q.y)
+            arguments = [a.contiguous(), b.contiguous(), q.d.contiguous(), fields, a.shape[1]]
+            shape = shapes.factored(n, a.shape[1], batch, index)
         kernel = shape.kernel({name: int(value) for name, value in what.items()})
-        fields = _Tensors(n=n, batch=batch, steps=len(sizes), **{name: t.data_ptr() for name, t in given.items()})
-        grid = shape.blocks(batch), 1
-        kernel(grid, shape.macros["THREADS"], *held, fields, *after, cluster=shape.macros["C"])
-
-
-def _block(n: int, batch: int) -> shapes.Shape:
-    return shapes.in_block(n, batch, torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count)
+        kernel((shape.blocks(batch), 1), shape.threads, *arguments, cluster=shape.cluster)
 
 
 @functools.lru_cache(maxsize=64)

@@ -1,4 +1,4 @@
-"""How the kernels are cut: for N units and a batch, the macros of a source, its threads, shared memory and clusters."""
+"""How the kernels are cut: for N units and a batch, the macros of a source, its shared memory and its clusters."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import functools
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from .. import nvrtc
 
 KERNELS = Path(__file__).parent / "kernels"
 BLOCK, CLUSTER = 256, 1024  # the most units that a block, and a cluster, hold
 FACTORS = 256  # the most reflections that a cluster holds as factors
+SHARED = 227 * 1024  # bytes of shared memory that a block can have
+FORWARD, ADJOINT, RECOVER = range(3)
 
 
 @dataclass(frozen=True)
@@ -21,24 +21,34 @@ class Shape:
 
     Attributes:
         source: file among the kernels.
-        macros: its macros, but for those of the mode.
-        units: how many units a lane finishes, each with a place in the ring of inputs.
+        macros: its macros, but for those of what is asked.
+        sequences: that a block, or a cluster, runs.
+        units: that a lane finishes, each with a place in the ring of inputs.
         shared: floats of shared memory, but for that ring.
     """
 
     source: str
     macros: dict[str, int]
+    sequences: int
     units: int
     shared: int
 
-    def kernel(self, mode: dict[str, int]) -> nvrtc.Kernel:
-        """Compiled for a mode."""
-        macros = self.macros | mode
-        ring = macros["D"] * (1 + macros["TWO"]) * self.units * macros["THREADS"]
-        return nvrtc.kernel(KERNELS / self.source, "rollout", macros, 4 * (self.shared + ring), macros["C"] > 8)
+    @property
+    def threads(self) -> int:
+        return self.macros["THREADS"]
+
+    @property
+    def cluster(self) -> int:
+        return self.macros.get("C", 1)
 
     def blocks(self, batch: int) -> int:
-        return -(-batch // self.macros["S"]) * self.macros["C"]
+        return -(-batch // self.sequences) * self.cluster
+
+    def kernel(self, what: dict[str, int]) -> nvrtc.Kernel:
+        """Compiled for what is asked."""
+        macros = self.macros | what
+        ring = macros["D"] * (1 + macros["TWO"]) * self.units * self.threads
+        return nvrtc.kernel(KERNELS / self.source, "rollout", macros, 4 * (self.shared + ring), self.cluster > 8)
 
 
 def _left_after(values: int, half: int) -> int:
@@ -46,57 +56,51 @@ def _left_after(values: int, half: int) -> int:
     return values if half == 0 else _left_after((values + 1) // 2, half // 2)
 
 
-def _formed(c: int, s: int, sg: int, threads: int, g: int, r: int, j: int, kept: int, d: int) -> Shape:
-    macros = {"C": c, "S": s, "SG": sg, "THREADS": threads, "G": g, "W": 4, "R": r, "J": j, "JR": kept, "D": d}
-    stage = s * r * threads // g if c > 1 else 0
-    shared = 2 * s * j * g * 4 + stage + r * (j - kept) * 4 * threads
-    return Shape("formed.cu", macros, s // sg * _left_after(sg * r, g // 2), shared)
-
-
-def in_block(n: int, batch: int, processors: int) -> Shape:
-    """Q in the registers of one block a sequence, or two; above 224 units, some of it in shared memory."""
+def block(n: int, batch: int, processors: int) -> Shape:
+    """Q in the registers of one block for a sequence, or two; above 224 units, some of it in shared memory."""
     padded = -(-n // 32) * 32
-    threads = 128 if padded <= 128 else 256
+    threads, lanes, columns = 128 if padded <= 128 else 256, 8, padded // 32
     s = 2 if batch > processors and padded <= 192 else 1
-    j = padded // 32
-    return _formed(1, s, s, threads, 8, padded * 8 // threads, j, min(j, 6) if padded == 256 else j, 8)
+    r, kept = padded * lanes // threads, 6 if padded == 256 else columns
+    macros = {"S": s, "THREADS": threads, "G": lanes, "W": 4, "R": r, "J": columns, "JR": kept, "D": 8}
+    return Shape("block.cu", macros, s, _left_after(s * r, lanes // 2), 2 * s * padded + r * (columns - kept) * 4 * threads)
 
 
-def in_cluster(n: int, batch: int) -> Shape:
-    """Q in the registers of 8 blocks, or in registers and shared memory of 16."""
-    if n <= 512:
-        rows = -(-n // 64) * 8
-        s, sg = _sequences(batch, 8, {1: 1, 2: 2, 3: 3, 4: 2, 6: 3, 9: 3})
-        return _formed(8, s, sg, 4 * rows, 16, 4, rows // 8, rows // 8, 4)
-    rows = -(-n // 128) * 8
-    s, sg = _sequences(batch, 16, {1: 1, 2: 2, 3: 3, 4: 4, 5: 5, 10: 5})
-    return _formed(16, s, sg, 4 * rows, 32, 8, rows // 8, min(rows // 8, 4), 2)
+def cluster(n: int, batch: int, mode: int, device: int) -> Shape:
+    """Q, as two halves, in the registers of a block for each 64 units; above 512, some of it in shared memory."""
+    c = -(-n // 64)
+    s, fit = 8, clusters(c, device)
+    tiles = 1 if batch <= s * fit else 2
+    waves = -(-batch // (s * tiles * fit))
+    s = -(-batch // (tiles * fit * waves))
+    # In turn is faster than at once, unless registers run out.
+    passes = 1 if c > 8 and mode != FORWARD else tiles
+    shared = 128 * tiles * c * s + 64 * tiles * c + 2048 * tiles
+    room = SHARED // 4 - 64 - shared - 4096  # the ring of two inputs
+    kept = max(min(c, 8), c - room // 4096)
+    macros = {"C": c, "SP": s, "PASSES": passes, "NT": tiles // passes, "KR": kept, "THREADS": 256, "D": 2}
+    return Shape("cluster.cu", macros, tiles * s, 4, shared + 4096 * (c - kept))
 
 
-def factored(n: int, reflections: int, batch: int) -> Shape:
+def factored(n: int, reflections: int, batch: int, device: int) -> Shape:
     """Both factors in the registers of 8 blocks; of many reflections, a part in shared memory."""
-    c, threads, g, w = 8, 256, 16, 4
+    c, threads, lanes, w = 8, 256, 16, 4
     r2, r1 = -(-n // (c * 16)), -(-reflections // 64) * 4
     rows, padded = 16 * r2, 16 * r1
     j1, j2 = -(-rows // 64), padded // 64
     kept = min(j2, max(1, (144 - r1 * j1 * w) // (r2 * w)))
-    s, _ = _sequences(batch, c, {k: k for k in range(1, 6 if padded > 128 else 9)})
-    macros = {"C": c, "S": s, "THREADS": threads, "G": g, "W": w, "R1": r1, "J1": j1, "JR1": j1, "R2": r2, "J2": j2}
-    shared = s * j1 * g * w + s * padded * (1 + 2 * c) + r2 * (j2 - kept) * w * threads
-    return Shape("factored.cu", macros | {"JR2": kept, "D": 2}, _left_after(s * r2, g // 2), shared)
-
-
-def _sequences(batch: int, c: int, allowed: dict[int, int]) -> tuple[int, int]:
-    """Sequences a cluster, and of them at once, such that the fewest waves serve."""
-    fit = clusters(c, torch.cuda.current_device())
-    waves = -(-batch // (fit * max(allowed)))
-    wanted = -(-batch // (fit * waves))
-    return next((s, sg) for s, sg in sorted(allowed.items()) if s >= wanted)
+    fit, most = clusters(c, device), 5 if padded > 128 else 8
+    s = -(-batch // (fit * -(-batch // (fit * most))))
+    macros = {"C": c, "S": s, "THREADS": threads, "G": lanes, "W": w, "R1": r1, "J1": j1, "JR1": j1, "R2": r2, "J2": j2}
+    shared = s * j1 * lanes * w + s * padded * (1 + 2 * c) + r2 * (j2 - kept) * w * threads
+    return Shape("factored.cu", macros | {"JR2": kept, "D": 2}, s, _left_after(s * r2, lanes // 2), shared)
 
 
 @functools.cache
 def clusters(c: int, device: int) -> int:
     """How many clusters of c blocks run at once on a GPU."""
-    probe = _formed(c, 1, 1, 256, 16, 4, 4, 4, 2)
-    modes = {"MODE": 0, "F": 0, "PACKED": 0, "OUT": 1, "EXTRA": 0, "TWO": 0}
-    return max(1, probe.kernel(modes).clusters(256, c))
+    kept = min(c, 8)
+    macros = {"C": c, "SP": 1, "PASSES": 1, "NT": 1, "KR": kept, "THREADS": 256, "D": 2}
+    probe = Shape("cluster.cu", macros, 1, 4, 128 * c + 64 * c + 2048 + 4096 * (c - kept))
+    what = {"MODE": 0, "F": 0, "PACKED": 0, "OUT": 1, "EXTRA": 0, "TWO": 0}
+    return max(1, probe.kernel(what).clusters(256, c))

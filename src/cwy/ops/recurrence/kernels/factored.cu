@@ -1,7 +1,7 @@
 // The same recurrence with Q = diag(d) - A B^T of few columns L, held by a cluster of C blocks that runs S sequences.
 //
 // A block owns ROWS rows of A and B and of the states. A step takes its part of c = B^T h, sends it to every block of the
-// cluster, sums what came from all, and finishes its rows of d h - A c. MODE as in formed.cu, with A and B exchanged.
+// cluster, sums what came from all, and finishes its rows of d h - A c. MODE as in block.cu, with A and B exchanged.
 #include "common.cuh"
 
 constexpr int ROWS = R2 * THREADS / G, LP = R1 * THREADS / G, COLUMNS = J1 * G * W, QUADS = S * LP / 4;

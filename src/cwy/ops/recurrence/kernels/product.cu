@@ -1,105 +1,149 @@
 // The transition's gradient: part s of sum_k a_k b_k^T over all rows k of two tall matrices, on tensor cores.
 //
 // Each float32 is a sum of two tf32 numbers, hi + lo, and lo lo' is left out: float32 accuracy at three products. Tensor
-// cores round towards zero when they add, so each product of 8 rows starts from zero and is added to the sum outside.
-constexpr int WARPS = THREADS / 128, BM = WARPS * 16 * MI, BN = 32 * NI, LDA = BM + 8, LDB = BN + 8, KB = 32;
+// cores round towards zero when they add, so each product of KB rows starts from zero, small terms first, and is added to
+// the sum outside.
+//
+// A block has GROUPS warpgroups, each with 64 columns of a, and PIECES x WIDTH columns of b. a goes from memory to registers
+// in the order in which the instruction wants it; b is split into shared memory, a swizzled row of KB numbers a column.
+constexpr int THREADS = 128 * GROUPS, BN = WIDTH * PIECES, KB = 32, STAGES = 3, TILE = BN * KB * 4;
+constexpr int UNITS = (4 * WIDTH + THREADS - 1) / THREADS;
 
-__device__ __forceinline__ void copy_async(float* to, const float* from, bool inside) {
-  const unsigned address = (unsigned)__cvta_generic_to_shared(to);
-  const int bytes = inside ? VEC * 4 : 0;
-  if (VEC == 4) asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(bytes) : "memory");
-  if (VEC == 2) asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(address), "l"(from), "r"(bytes) : "memory");
-  if (VEC == 1) asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(address), "l"(from), "r"(bytes) : "memory");
+#define TEXT_(x) #x
+#define TEXT(x) TEXT_(x)
+#define LIST8(c, i) \
+  "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3]), "+f"(c[i + 4]), "+f"(c[i + 5]), "+f"(c[i + 6]), "+f"(c[i + 7])
+#if WIDTH == 48
+#define SUMS "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23"
+#define OPERANDS "{%24, %25, %26, %27}, %28"
+#define ADD "%29"
+#define LIST(c) LIST8(c, 0), LIST8(c, 8), LIST8(c, 16)
+#elif WIDTH == 64
+#define SUMS "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, " \
+  "%24, %25, %26, %27, %28, %29, %30, %31"
+#define OPERANDS "{%32, %33, %34, %35}, %36"
+#define ADD "%37"
+#define LIST(c) LIST8(c, 0), LIST8(c, 8), LIST8(c, 16), LIST8(c, 24)
+#elif WIDTH == 96
+#define SUMS "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, " \
+  "%24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define OPERANDS "{%48, %49, %50, %51}, %52"
+#define ADD "%53"
+#define LIST(c) LIST8(c, 0), LIST8(c, 8), LIST8(c, 16), LIST8(c, 24), LIST8(c, 32), LIST8(c, 40)
+#elif WIDTH == 128
+#define SUMS "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, " \
+  "%24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define OPERANDS "{%64, %65, %66, %67}, %68"
+#define ADD "%69"
+#define LIST(c) LIST8(c, 0), LIST8(c, 8), LIST8(c, 16), LIST8(c, 24), LIST8(c, 32), LIST8(c, 40), LIST8(c, 48), LIST8(c, 56)
+#endif
+
+// V numbers, zero if outside. The compiler keeps these loads ahead of their use, other ones not.
+template <int V> __device__ __forceinline__ void load(float* to, const float* from, bool inside) {
+  to[0] = to[V - 1] = 0.f;
+  if (V == 2) asm volatile("{.reg .pred p; setp.ne.b32 p, %3, 0; @p ld.global.v2.f32 {%0, %1}, [%2];}" : "+f"(to[0]), "+f"(to[V - 1]) : "l"(from), "r"((int)inside));
+  else asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; @p ld.global.f32 %0, [%1];}" : "+f"(to[0]) : "l"(from), "r"((int)inside));
 }
-struct Split { unsigned hi, lo; };
-__device__ __forceinline__ Split split(float x) {
-  const unsigned hi = __float_as_uint(x) & 0xffffe000u;
-  return {hi, __float_as_uint(x - __uint_as_float(hi)) + 0x1000u};
+__device__ __forceinline__ void split(float x, unsigned& hi, unsigned& lo) {
+  hi = (__float_as_uint(x) + 0x1000u) & 0xffffe000u;
+  lo = __float_as_uint(x - __uint_as_float(hi));
 }
-__device__ __forceinline__ void mma_first(float (&c)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
-  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};"
-               : "=f"(c[0]), "=f"(c[1]), "=f"(c[2]), "=f"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "f"(0.f));
-}
-__device__ __forceinline__ void mma(float (&c)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
-  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+// c = a b or c += a b, once the group is committed and waited for; b is at a shared address.
+__device__ __forceinline__ void multiply(float (&c)[WIDTH / 2], const unsigned* a, unsigned b, int add) {
+  const unsigned long long operand = 1ull << 62 | 64ull << 32 | b >> 4;  // blocks of 8 rows of 128 bytes, swizzled
+  asm volatile("{.reg .pred p; setp.ne.b32 p, " ADD ", 0; wgmma.mma_async.sync.aligned.m64n" TEXT(WIDTH) "k8.f32.tf32.tf32 {" SUMS "}, " OPERANDS ", p, 1, 1;}"
+               : LIST(c) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(operand), "r"(add));
 }
 
 // Row k of b is heads[k] for k < headed, else b[k - headed].
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-product(const float* __restrict__ a, const float* __restrict__ b, const float* __restrict__ heads, float* __restrict__ out,
-        int m, int n, int rows, int headed, int each) {
-  extern __shared__ __align__(16) float memory[];
-  const int tiles = (n + BN - 1) / BN, tm = blockIdx.x / tiles * BM, tn = blockIdx.x % tiles * BN;
-  const int from = blockIdx.y * each, to = min(from + each, rows);
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, wm = warp / 4 * 16 * MI, wn = warp % 4 * 8 * NI;
-  const int quad = lane / 4, within = lane % 4;
-  float* const as = memory;
-  float* const bs = memory + STAGES * KB * LDA;
+product(const float* a, const float* b, const float* heads, float* out, int m, int n, int rows, int headed, int each) {
+  extern __shared__ __align__(1024) unsigned char memory[];
+  const unsigned base = (unsigned)__cvta_generic_to_shared(memory);
+  const int tiles = (n + BN - 1) / BN, tn = blockIdx.x % tiles * BN;
+  const int from = blockIdx.y * each - (-headed & 7), to = min(from + each, rows);  // heads end where 8 rows do
+  const int within = threadIdx.x % 4, column = blockIdx.x / tiles * 64 * GROUPS + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 * 2;
 
-  auto fetch = [&](int stage, int k0) {
-    for (int i = threadIdx.x; i < KB * (BM / VEC); i += THREADS) {
-      const int k = i / (BM / VEC), j = i % (BM / VEC) * VEC;
-      const bool inside = k0 + k < to && tm + j < m;
-      copy_async(as + (stage * KB + k) * LDA + j, inside ? a + (long)(k0 + k) * m + tm + j : a, inside);
+  float left[16], right[UNITS][8];  // what comes next: two columns of a, 8 rows of a column of b a unit
+  auto fetch_left = [&](int k0) {
+    #pragma unroll
+    for (int i = 0; i < 8; i++) {
+      const int k = k0 + 4 * i + within;
+      #pragma unroll
+      for (int e = 0; e < 2; e += VEC) load<VEC>(left + 2 * i + e, a + (long)k * m + column + e, (unsigned)k < to && column + e < m);
     }
-    for (int i = threadIdx.x; i < KB * (BN / VEC); i += THREADS) {
-      const int k = i / (BN / VEC), j = i % (BN / VEC) * VEC, r = k0 + k;
-      const bool inside = r < to && tn + j < n;
-      const float* const source = r < headed ? heads + (long)r * n : b + (long)(r - headed) * n;
-      copy_async(bs + (stage * KB + k) * LDB + j, inside ? source + tn + j : b, inside);
+  };
+  auto fetch_right = [&](int k0, int piece) {
+    #pragma unroll
+    for (int u = 0; u < UNITS; u++) {
+      const int unit = threadIdx.x + u * THREADS, j = tn + piece * WIDTH + unit % WIDTH, k = k0 + unit / WIDTH * 8;
+      const float* const source = (k < headed ? heads + (long)k * n : b + (long)(k - headed) * n) + j;
+      const unsigned end = j < n && unit < 4 * WIDTH ? to : 0;
+      #pragma unroll
+      for (int i = 0; i < 8; i++) load<1>(right[u] + i, source + i * n, k + i < end);
     }
-    asm volatile("cp.async.commit_group;" ::: "memory");
+  };
+  auto store_right = [&](int stage, int piece) {
+    #pragma unroll
+    for (int u = 0; u < UNITS; u++) {
+      const int unit = threadIdx.x + u * THREADS, j = piece * WIDTH + unit % WIDTH, i = unit / WIDTH * 2;
+      if (unit < 4 * WIDTH) {
+        #pragma unroll
+        for (int half = 0; half < 2; half++) {
+          uint4 hi, lo;
+          split(right[u][4 * half], hi.x, lo.x), split(right[u][4 * half + 1], hi.y, lo.y);
+          split(right[u][4 * half + 2], hi.z, lo.z), split(right[u][4 * half + 3], hi.w, lo.w);
+          uint4* const row = (uint4*)(memory + stage * 2 * TILE + j * 128) + (i + half ^ j % 8);
+          row[0] = hi, row[TILE / 16] = lo;
+        }
+      }
+    }
   };
 
-  float sums[MI][NI][4] = {};
   #pragma unroll
-  for (int s = 0; s < STAGES - 1; s++) fetch(s, from + s * KB);
+  for (int p = 0; p < PIECES; p++) fetch_right(from, p), store_right(0, p);
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  fetch_right(from + KB, 0), fetch_left(from);
+  __syncthreads();
+
+  float sums[PIECES][WIDTH / 2] = {};
   int stage = 0;
   for (int k0 = from; k0 < to; k0 += KB) {
-    asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
-    __syncthreads();
-    const int filled = (stage + STAGES - 1) % STAGES;
-    fetch(filled, k0 + (STAGES - 1) * KB);
-    const float* const ap = as + stage * KB * LDA + wm + quad;
-    const float* const bp = bs + stage * KB * LDB + wn + quad;
-    #pragma unroll UNROLL
-    for (int k = 0; k < KB; k += 8) {
-      Split right[NI][2];
-      #pragma unroll
-      for (int j = 0; j < NI; j++) {
-        right[j][0] = split(bp[(k + within) * LDB + 8 * j]);
-        right[j][1] = split(bp[(k + within + 4) * LDB + 8 * j]);
-      }
-      #pragma unroll
-      for (int i = 0; i < MI; i++) {
-        Split left[4];
-        #pragma unroll
-        for (int e = 0; e < 4; e++) left[e] = split(ap[(k + within + e / 2 * 4) * LDA + 16 * i + e % 2 * 8]);
-        float part[NI][4];
-        #pragma unroll
-        for (int j = 0; j < NI; j++) mma_first(part[j], left[0].lo, left[1].lo, left[2].lo, left[3].lo, right[j][0].hi, right[j][1].hi);
-        #pragma unroll
-        for (int j = 0; j < NI; j++) mma(part[j], left[0].hi, left[1].hi, left[2].hi, left[3].hi, right[j][0].lo, right[j][1].lo);
-        #pragma unroll
-        for (int j = 0; j < NI; j++) mma(part[j], left[0].hi, left[1].hi, left[2].hi, left[3].hi, right[j][0].hi, right[j][1].hi);
-        #pragma unroll
-        for (int j = 0; j < NI; j++)
-          #pragma unroll
-          for (int e = 0; e < 4; e++) sums[i][j][e] += part[j][e];
-      }
-    }
-    stage = (stage + 1) % STAGES;
-  }
-  asm volatile("cp.async.wait_group 0;" ::: "memory");
-  float* const part = out + (long)blockIdx.y * m * n;
-  #pragma unroll
-  for (int i = 0; i < MI; i++)
+    const int next = (stage + 1) % STAGES;
+    unsigned hi[16], lo[16];
     #pragma unroll
-    for (int j = 0; j < NI; j++)
+    for (int i = 0; i < 16; i++) split(left[i], hi[i], lo[i]);
+    #pragma unroll
+    for (int p = 0; p < PIECES; p++) {
+      const unsigned right_hi = base + stage * 2 * TILE + p * WIDTH * 128, right_lo = right_hi + TILE;
+      float part[WIDTH / 2];
+      asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
       #pragma unroll
-      for (int e = 0; e < 4; e++) {
-        const int row = tm + wm + 16 * i + quad + e / 2 * 8, column = tn + wn + 8 * j + within * 2 + e % 2;
-        if (row < m && column < n) part[(long)row * n + column] = sums[i][j][e];
-      }
+      for (int s = 0; s < 4; s++) multiply(part, lo + 4 * s, right_hi + 32 * s, s);
+      #pragma unroll
+      for (int s = 0; s < 4; s++) multiply(part, hi + 4 * s, right_lo + 32 * s, 1);
+      #pragma unroll
+      for (int s = 0; s < 4; s++) multiply(part, hi + 4 * s, right_hi + 32 * s, 1);
+      asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+      store_right(next, p);
+      if (p + 1 == PIECES) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+      fetch_right(p + 1 < PIECES ? k0 + KB : k0 + 2 * KB, (p + 1) % PIECES);
+      if (p == 0) fetch_left(k0 + KB);
+      if (p + 1 == PIECES) __syncthreads();
+      else asm volatile("bar.sync %0, 128;" ::"r"(1 + threadIdx.x / 128) : "memory");  // or loads would sink below the wait
+      asm volatile("wgmma.wait_group.sync.aligned 0;" : LIST(part)::"memory");
+      #pragma unroll
+      for (int i = 0; i < WIDTH / 2; i++) sums[p][i] += part[i];
+    }
+    stage = next;
+  }
+
+  #pragma unroll
+  for (int p = 0; p < PIECES; p++)
+    #pragma unroll
+    for (int i = 0; i < WIDTH / 2; i++) {
+      const int row = column + i / 2 % 2, j = tn + p * WIDTH + i / 4 * 8 + within * 2 + i % 2;
+      if (row < m && j < n) out[((long)blockIdx.y * m + row) * n + j] = sums[p][i];
+    }
 }

@@ -1,0 +1,44 @@
+"""The transition's gradient: the sum over all rows of two tall matrices, at tensor-core speed with float32 accuracy."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .. import nvrtc
+from ..precision import full_precision
+from .shapes import KERNELS
+
+FEW = 2048  # rows of which a plain product is as fast
+
+
+def product(a: Tensor, b: Tensor, heads: Tensor) -> Tensor:
+    r"""$\sum_k a_k b_k^\top$, where row k of b is that of ``heads`` for the first of them, and the later rows are b's.
+
+    Args:
+        a: ``(K, M)``, float32, on a GPU.
+        b: ``(at least K - H, N)``.
+        heads: ``(H, N)``.
+
+    Returns:
+        ``(M, N)``.
+    """
+    rows, m, n, headed = a.shape[0], a.shape[1], heads.shape[1], heads.shape[0]
+    capability = torch.cuda.get_device_capability(a.device)
+    if rows < FEW or capability[0] != 9:
+        with full_precision("cuda"):
+            return a[:headed].mT @ heads + a[headed:].mT @ b[: rows - headed]
+    groups = 1 if m <= 64 else 3 if 128 < m <= 192 else 2
+    width = 64 if n <= 64 else 96 if groups == 3 or n <= 96 or 128 < n <= 192 else 128
+    blocks = 2 if groups == 1 else 1
+    macros = {"GROUPS": groups, "WIDTH": width, "PIECES": 1, "BLOCKS": blocks, "VEC": 2 - m % 2}
+    tiles = -(-m // (64 * groups)) * -(-n // width)
+    processors = torch.cuda.get_device_properties(a.device).multi_processor_count
+    each = -(-(rows + 7) // (max(1, processors * blocks // tiles) * 32)) * 32
+    parts = -(-(rows + 7) // each)
+    out = a.new_empty(parts, m, n)
+    with torch.cuda.device(a.device):
+        kernel = nvrtc.kernel(KERNELS / "product.cu", "product", macros, 3 * 2 * width * 128)
+        given = a.contiguous(), b.contiguous(), heads.contiguous()
+        kernel((tiles, parts), 128 * groups, *given, out, m, n, rows, headed, each)
+    return out.sum(0)
