@@ -223,7 +223,44 @@ def _run(command: Callable[..., int]) -> None:
         sys.exit(error.status)
 
 
+def data_list() -> None:
+    """The data sets of the experiments, and which are here."""
+    from rich.console import Console
+
+    from .experiments.data.command import show
+
+    show(Console(highlight=False, markup=False))
+
+
+def data_check(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="One data set; all by default.", show_default=False)
+    ] = None,
+) -> None:
+    """Compares every file with its hash; the exit status is 1 if one is missing or damaged."""
+    from rich.console import Console
+
+    from .experiments.data import DataError
+    from .experiments.data.command import check
+
+    with _plainly(DataError):
+        whole = check(name, Console(highlight=False, markup=False))
+    sys.exit(0 if whole else 1)
+
+
+def data_fetch(name: Annotated[str, typer.Argument(metavar="NAME", help="A data set of `cwy data list`.")]) -> None:
+    """Downloads what is missing of a data set; goes on where an earlier attempt stopped."""
+    from rich.console import Console
+
+    from .experiments.data import DataError
+    from .experiments.data.command import fetch
+
+    with _plainly(DataError):
+        fetch(name, Console(highlight=False, markup=False))
+
+
 COMMANDS = (demo, train, resume, runs, info)
+DATA = (data_list, data_check, data_fetch)
 
 
 def main() -> None:
@@ -248,6 +285,10 @@ def main() -> None:
     for bench in BENCHES.values():
         benches.command(bench.name)(_timed(bench))
     app.add_typer(benches, name="bench")
+    data = typer.Typer(no_args_is_help=True, help="The experiments' data sets: fetched, checked by hash, kept in one folder.")
+    for command in DATA:
+        data.command(command.__name__.removeprefix("data_"))(command)
+    app.add_typer(data, name="data")
     app()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -14,7 +15,7 @@ from ..parametrizations import METHODS, move_bases
 from .engine.config import Config, ConfigError
 from .engine.task import Settings, Task
 
-BASELINES: dict[str, type[nn.RNNBase]] = {"rnn": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}
+BASELINES: dict[str, Callable[..., nn.RNNBase]] = {"rnn": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}
 
 
 @dataclass(frozen=True)

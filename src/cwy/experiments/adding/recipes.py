@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..engine.task import Recipe
 from ..recurrent import RecurrentConfig, start
 
 
@@ -35,7 +36,7 @@ def small(method: str) -> AddingConfig:
     )  # fmt: skip
 
 
-RECIPES = {
+RECIPES: dict[str, Recipe] = {
     "200": lambda method: standard(method, 200),
     "750": lambda method: standard(method, 750),
     "small": small,

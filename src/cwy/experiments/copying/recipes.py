@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..engine.task import Recipe
 from ..recurrent import RecurrentConfig, start
 
 
@@ -37,7 +38,7 @@ def small(method: str) -> CopyingConfig:
     )  # fmt: skip
 
 
-RECIPES = {
+RECIPES: dict[str, Recipe] = {
     "1000": lambda method: paper(method, 1000),
     "2000": lambda method: paper(method, 2000),
     "small": small,

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
+from ..data import DataError
 from . import task
 from .config import ConfigError
 from .display import Display
@@ -108,7 +109,7 @@ def _start(settings: Settings, folder: Folder, group: Group, console: Console, g
         return 0
     try:
         loop = Loop(settings, folder, group, display)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, DataError) as error:
         raise RunError(str(error)) from error
     except OSError as error:
         raise RunError(f"cannot use the folder {folder.path}: {error.strerror or error}") from error

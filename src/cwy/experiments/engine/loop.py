@@ -70,7 +70,9 @@ class Loop:
             Diverged: what is not finite, or no longer orthogonal, was met before its step was taken.
         """
         total, period = self.task.iterations, self.config.evaluate_every or self.task.epoch or self.task.iterations
-        model = self.group.wrap(torch.compile(self.model) if self.settings.compile else self.model)
+        if self.settings.compile:
+            self.model.compile()
+        model = self.group.wrap(self.model)
         self.display.begin(self.settings, self.step, total)
         try:
             with Stop() as stop:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..engine.task import Recipe
 from ..recurrent import RecurrentConfig, start
 
 
@@ -36,7 +37,7 @@ def small(method: str) -> PixelsConfig:
     )  # fmt: skip
 
 
-RECIPES = {
+RECIPES: dict[str, Recipe] = {
     "170": lambda method: paper(method, 170),
     "360": lambda method: paper(method, 360),
     "512": lambda method: paper(method, 512),
