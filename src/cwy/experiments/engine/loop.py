@@ -58,8 +58,11 @@ class Loop:
         self.started, self.read_at = now(), (0, 0.0)
         self.checked: tuple[int, float | None] = (-1, None)
         self.warned = False
-        if group.first and not folder.exists:
-            folder.create(settings)
+        self.lock = None
+        if group.first:
+            if not folder.exists:
+                folder.create(settings)
+            self.lock = folder.lock()
         self._restore()
         self.log = Log(folder.path, self.step) if group.first else None
         self.guard = Guard(self.model.parameters(), self.device)
@@ -99,6 +102,8 @@ class Loop:
             self.display.end()
             if self.log is not None:
                 self.log.close()
+            if self.lock is not None:
+                self.lock.close()
 
     def _train(self, model: torch.nn.Module) -> None:
         batch, weight = self.group.share(self.task.batch(self.step))
@@ -171,7 +176,6 @@ class Loop:
                 self.best = {"metric": f"{split} {metric}", "value": value, "step": self.step}
                 if self.group.first:
                     self._write_weights(BEST)
-        self.read_at = self.step, self.clock.seconds
 
     def _write(self, split: str, metrics: dict[str, float]) -> None:
         if self.log is not None:
@@ -204,7 +208,6 @@ class Loop:
                 checkpoint.save(self.folder.checkpoints, self.step, state)
             # A rank that leaves early would have torchrun end the one that writes.
             self.group.wait()
-        self.read_at = self.step, self.clock.seconds
 
     def _restore(self) -> None:
         content = checkpoint.last(self.folder.checkpoints, self.display.say) if self.group.first else b""
