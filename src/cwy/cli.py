@@ -149,6 +149,26 @@ def _without(command: Callable[..., None], name: str) -> None:
     command.__signature__ = of.replace(parameters=[p for p in of.parameters.values() if p.name != name])  # pyrefly: ignore
 
 
+def report(
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="DIR...", help="Run folders, or folders of them.", show_default=False)
+    ],
+    out: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Where to write, made if need be.", show_default="the first DIR")
+    ] = None,
+) -> None:
+    """Draws runs into one page, report.html, with each figure beside it as PNG and SVG."""
+    from .experiments.report import ReportError, find_runs, write
+
+    with _plainly(ReportError):
+        runs = find_runs(folders)
+    where = folders[0] if out is None else out
+    with _plainly(OSError, f"cannot write to the folder --out {where}: "):
+        written = write(runs, _writable(where))
+    for path in written:
+        print(f"{'The report' if path.suffix == '.html' else 'The figure'}: {path}")
+
+
 def data_list() -> None:
     """The data sets of the experiments, and which are here."""
     from rich.console import Console
@@ -185,7 +205,7 @@ def data_fetch(name: Annotated[str, typer.Argument(metavar="NAME", help="A data 
         fetch(name, Console(highlight=False, markup=False))
 
 
-COMMANDS = (demo, info)
+COMMANDS = (demo, report, info)
 DATA = (data_list, data_check, data_fetch)
 
 
