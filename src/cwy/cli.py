@@ -169,6 +169,80 @@ def report(
         print(f"{'The report' if path.suffix == '.html' else 'The figure'}: {path}")
 
 
+def train(
+    task: Annotated[str, typer.Argument(metavar="TASK[/RECIPE]", help="copying, adding, mnist or pmnist; e.g. copying/small.")],
+    method: Annotated[str, typer.Option(metavar="NAMES", help="Methods, as in 'cwy,exprnn,lstm'.")] = "cwy",
+    setting: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Changes a setting of the recipe; may be repeated.")
+    ] = None,
+    seed: Annotated[int, typer.Option(metavar="INT", min=0, max=2**32 - 1, help="Draws weights and data.")] = 0,
+    seeds: Annotated[
+        int | None, typer.Option(metavar="K", min=1, help="K runs of each method, from --seed on.", show_default=False)
+    ] = None,
+    device: Annotated[str, typer.Option(metavar="NAME", help="cpu, cuda, cuda:1, …")] = "cpu",
+    precision: Annotated[str, typer.Option(metavar="NAME", help="float32, float64, or bfloat16 (autocast).")] = "float32",
+    compile: Annotated[bool, typer.Option("--compile", help="Compile the model with torch.compile.")] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="The run's folder; of a sweep, the folder of its runs.", show_default="runs/TASK/…"),
+    ] = None,
+) -> None:
+    """Trains a task of the paper and writes a run folder.
+
+    Several methods or seeds make a sweep: one folder a run, those already finished are skipped. SIGTERM and Ctrl-C save and
+    stop; `cwy resume` goes on. Many GPUs: torchrun --nproc-per-node=K -m cwy train …
+
+    Exit status: 0 finished, 1 failed, 2 wrong usage, 3 diverged, 130 or 143 stopped and saved.
+    """
+    from .experiments.engine import command
+
+    names = [name.strip() for name in method.split(",") if name.strip()]
+    every = range(seed, seed + (seeds or 1))
+    _run(lambda console: command.train(task, names, every, setting or [], device, precision, compile, out, console))
+
+
+def resume(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder.")],
+    device: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Go on elsewhere than it began.", show_default=False)
+    ] = None,
+) -> None:
+    """Goes on with a run from its last checkpoint, as if it had never stopped; a finished run is left as it is."""
+    from .experiments.engine import command
+
+    _run(lambda console: command.resume(folder, device, console))
+
+
+def runs(folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="Where to look.")] = Path("runs")) -> None:
+    """A table of the runs below a folder."""
+    from rich.console import Console
+
+    from .experiments.engine.table import table
+
+    view = table(folder)
+    if view is None:
+        sys.exit(f"cwy: no run folder below {folder}.")
+    Console(highlight=False, markup=False).print(view)
+
+
+def _run(command: Callable[..., int]) -> None:
+    """Ends with the status of a command of the engine."""
+    from rich.console import Console
+
+    from .experiments.engine.command import RunError
+    from .experiments.engine.config import ConfigError
+    from .experiments.engine.loop import Stopped
+    from .experiments.engine.meter import Diverged
+
+    try:
+        sys.exit(command(Console(highlight=False, markup=False)))
+    except (ConfigError, RunError) as error:
+        sys.exit(f"cwy: {error}")
+    except (Diverged, Stopped) as error:
+        print(f"cwy: {error}", file=sys.stderr)
+        sys.exit(error.status)
+
+
 def data_list() -> None:
     """The data sets of the experiments, and which are here."""
     from rich.console import Console
@@ -205,7 +279,7 @@ def data_fetch(name: Annotated[str, typer.Argument(metavar="NAME", help="A data 
         fetch(name, Console(highlight=False, markup=False))
 
 
-COMMANDS = (demo, report, info)
+COMMANDS = (demo, train, resume, runs, report, info)
 DATA = (data_list, data_check, data_fetch)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any
 
+from ..engine.task import HOMES
 from .runs import Run
 
 Config = dict[str, Any]
@@ -103,8 +104,6 @@ PLAIN = Description(
 
 def describe(task: str) -> Description:
     """The description of a task, from ``report.py`` in the task's folder; of an unknown task, its training loss."""
-    home = {"pmnist": "mnist"}.get(task, task)
-    try:
-        return import_module(f"...{home}.report", __name__).DESCRIPTIONS[task]
-    except (ModuleNotFoundError, KeyError):
+    if task not in HOMES:
         return replace(PLAIN, title=task)
+    return import_module(f"...{HOMES[task]}.report", __name__).DESCRIPTIONS[task]

@@ -1,0 +1,43 @@
+"""Settings of the adding problem, by name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..engine.task import Recipe
+from ..recurrent import RecurrentConfig, start
+
+
+@dataclass(frozen=True)
+class AddingConfig(RecurrentConfig):
+    """Settings of the adding problem.
+
+    Attributes:
+        T: length of the sequences.
+        iterations: steps of training, each on fresh data.
+        evaluation_batches: held-out batches that an evaluation takes.
+    """
+
+    T: int = 200
+    iterations: int = 4000
+    evaluation_batches: int = 8
+
+
+def standard(method: str, T: int) -> AddingConfig:
+    """N = 170, batch 128, Helfrich's initial angles."""
+    return AddingConfig(T=T, hidden_size=170, lr=1e-3, orthogonal_lr=1e-4, evaluate_every=500, **start(method, "helfrich"))
+
+
+def small(method: str) -> AddingConfig:
+    """Learnt on a CPU within half a minute."""
+    return AddingConfig(
+        T=40, hidden_size=48, batch_size=64, iterations=1000, lr=2e-3, orthogonal_lr=2e-4, evaluate_every=250, save_every=250,
+        **start(method, "helfrich"),
+    )  # fmt: skip
+
+
+RECIPES: dict[str, Recipe] = {
+    "200": lambda method: standard(method, 200),
+    "750": lambda method: standard(method, 750),
+    "small": small,
+}

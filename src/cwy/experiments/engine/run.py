@@ -1,0 +1,99 @@
+"""The folder of a run: what is in it, and the record that is written at the end."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ... import __version__, info
+from . import checkpoint, files, log
+from .config import ConfigError
+from .task import Settings
+
+CONFIG, RECORD, WEIGHTS, BEST = "config.json", "record.json", "weights.safetensors", "best.safetensors"
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A run folder; see docs/experiments.md for what it holds."""
+
+    path: Path
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def exists(self) -> bool:
+        return (self.path / CONFIG).exists()
+
+    @property
+    def finished(self) -> bool:
+        return (self.path / RECORD).exists()
+
+    def create(self, settings: Settings) -> None:
+        """Makes the folder and writes the settings into it."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        files.write_json(self.path / CONFIG, settings.to_dict())
+
+    def settings(self) -> Settings:
+        """What the run was started with; a file that is not whole or not known raises."""
+        path = self.path / CONFIG
+        try:
+            return Settings.from_dict(json.loads(path.read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            raise ConfigError(f"{self.path} is not a run folder: it has no {CONFIG}.") from None
+        except ValueError as error:
+            raise ConfigError(f"{path}: {error}") from None
+
+    def record(self) -> dict[str, Any]:
+        """The record of a finished run."""
+        return json.loads((self.path / RECORD).read_text(encoding="utf-8"))
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The lines of its log."""
+        return log.read(self.path / log.FILE)
+
+    def write_record(self, record: dict[str, Any]) -> None:
+        files.write_json(self.path / RECORD, record)
+
+    def write_weights(self, name: str, model: torch.nn.Module) -> None:
+        """The state dict as safetensors, on the CPU."""
+        from safetensors.torch import save
+
+        state = {key: value.detach().cpu().contiguous() for key, value in model.state_dict().items()}
+        # Complex tensors as pairs of real ones: safetensors knows complex64 alone, and that not everywhere.
+        split = {key: torch.view_as_real(value).contiguous() for key, value in state.items() if value.is_complex()}
+        files.write(self.path / name, save(state | split, {"format": "pt", "complex": json.dumps(sorted(split))}))
+
+    def last_checkpoint(self) -> Path | None:
+        """The newest checkpoint, if there is one."""
+        return next(iter(checkpoint.listed(self.checkpoints)), None)
+
+
+def now() -> str:
+    """The time, to the second, in ISO form."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def environment(settings: Settings, device: torch.device) -> dict[str, Any]:
+    """What the numbers of a run belong to."""
+    commit = info.commit()
+    return {
+        "cwy": __version__,
+        "task": settings.task,
+        "recipe": settings.recipe,
+        "method": settings.method,
+        "seed": settings.seed,
+        "config": settings.to_dict(),
+        "commit": commit.removesuffix("+dirty"),
+        "dirty": commit.endswith("+dirty"),
+        "versions": info.versions(),
+        "device": info.device_name(device),
+        "threads": torch.get_num_threads(),
+    }
