@@ -170,7 +170,9 @@ def report(
 
 
 def train(
-    task: Annotated[str, typer.Argument(metavar="TASK[/RECIPE]", help="copying, adding, mnist or pmnist; e.g. copying/small.")],
+    task: Annotated[
+        str, typer.Argument(metavar="TASK[/RECIPE]", help="copying, adding, mnist, pmnist or convergence; e.g. copying/small.")
+    ],
     method: Annotated[str, typer.Option(metavar="NAMES", help="Methods, as in 'cwy,exprnn,lstm'.")] = "cwy",
     setting: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Changes a setting of the recipe; may be repeated.")
@@ -180,7 +182,10 @@ def train(
         int | None, typer.Option(metavar="K", min=1, help="K runs of each method, from --seed on.", show_default=False)
     ] = None,
     device: Annotated[str, typer.Option(metavar="NAME", help="cpu, cuda, cuda:1, …")] = "cpu",
-    precision: Annotated[str, typer.Option(metavar="NAME", help="float32, float64, or bfloat16 (autocast).")] = "float32",
+    precision: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="float32, float64, or bfloat16 (autocast).", show_default="the task's"),
+    ] = None,
     compile: Annotated[bool, typer.Option("--compile", help="Compile the model with torch.compile.")] = False,
     out: Annotated[
         Path | None,

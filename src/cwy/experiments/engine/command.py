@@ -33,7 +33,7 @@ def train(
     seeds: Sequence[int],
     assignments: Sequence[str],
     device: str,
-    precision: str,
+    precision: str | None,
     compile: bool,
     out: Path | None,
     console: Console,

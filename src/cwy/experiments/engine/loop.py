@@ -16,7 +16,7 @@ from .log import Log
 from .meter import Diverged, Guard, Meter
 from .run import BEST, WEIGHTS, Folder, environment, now
 from .signals import Stop
-from .task import Settings, load
+from .task import Better, Settings, load
 
 WARN, LIMIT = 1e-4, 1e-2
 
@@ -156,13 +156,16 @@ class Loop:
                     raise Diverged(f"the {split} metrics at step {self.step} are not finite")
                 self.final[split] = metrics
                 self._write(split, metrics)
-            split, metric, better = self.task.best
-            value = found.get(split, {}).get(metric)
-            if value is not None and (self.best is None or better(value, self.best["value"])):
-                self.best = {"metric": f"{split} {metric}", "value": value, "step": self.step}
-                if self.group.first:
-                    self.folder.write_weights(BEST, self.model)
+            if self.task.best is not None:
+                self._keep_best(found, *self.task.best)
         self.read_at = self.step, self.clock.seconds
+
+    def _keep_best(self, found: dict[str, dict[str, float]], split: str, metric: str, better: Better) -> None:
+        value = found.get(split, {}).get(metric)
+        if value is not None and (self.best is None or better(value, self.best["value"])):
+            self.best = {"metric": f"{split} {metric}", "value": value, "step": self.step}
+            if self.group.first:
+                self.folder.write_weights(BEST, self.model)
 
     def _write(self, split: str, metrics: dict[str, float]) -> None:
         if self.log is not None:

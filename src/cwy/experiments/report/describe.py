@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..engine.task import HOMES
 from .runs import Run
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 Config = dict[str, Any]
 
@@ -25,7 +28,7 @@ class Baseline:
 class Curve:
     """One figure: a logged metric over iterations, or along another logged quantity.
 
-    Labels carry the units; a scale is "linear", "log", or, for an accuracy, "logit".
+    Labels carry the units; a scale is "linear", "log", or, for an accuracy, "logit". ``overlay`` draws what else belongs there.
     """
 
     name: str
@@ -37,6 +40,7 @@ class Curve:
     scale: str = "linear"
     along_scale: str = "linear"
     baseline: Baseline | None = None
+    overlay: Callable[[Axes, Sequence[Series]], None] | None = None
 
 
 @dataclass(frozen=True)

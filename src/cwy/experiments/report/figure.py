@@ -14,23 +14,23 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, LogLocator, NullFormatter, NullLocator, PercentFormatter, StrMethodFormatter
 
 from .describe import Curve, Series
-from .panels import METHODS, Panel
+from .panels import Panel
 from .words import number
 
 # Seen on white and on black, and told apart by colour-blind readers; the baselines of torch are greys.
-COLOURS = (
-    "#1f7fd6",
-    "#1f7fd6",
-    "#26a6a6",
-    "#e08214",
-    "#2f9e55",
-    "#d6467a",
-    "#9a6dd7",
-    "#b8860b",
-    "#7d8590",
-    "#9aa2ad",
-    "#626a75",
-)
+COLOURS = {
+    "cwy": "#1f7fd6",
+    "tcwy": "#26a6a6",
+    "hr": "#6b5fd0",
+    "exprnn": "#e08214",
+    "dtriv": "#2f9e55",
+    "scornn": "#d6467a",
+    "urnn": "#9a6dd7",
+    "eurnn": "#b8860b",
+    "lstm": "#7d8590",
+    "gru": "#9aa2ad",
+    "rnn": "#626a75",
+}
 DASHES = ("solid", (0, (5, 1.5)), (0, (2, 1.2)), (0, (6, 1.5, 1, 1.5)), (0, (1, 1)))
 ACCURACIES = (0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.97, 0.98, 0.99, 0.995)
 INK = "#3c4451"
@@ -60,10 +60,12 @@ def draw(panel: Panel, curve: Curve) -> Figure:
             axes.axhline(
                 level, color=INK, linestyle=(0, (4, 3)), linewidth=1.4, label=f"{curve.baseline.label} ({number(level)})"
             )
+        if curve.overlay:
+            curve.overlay(axes, panel.drawn(curve))
         axes.grid(which="major", color="#8a94a3", alpha=0.25, linewidth=0.7)
         axes.set_title(panel.title, loc="left", fontsize="medium", fontweight="bold")
         _ticks(axes, curve)
-        figure.legend(loc="outside lower center", ncols=min(4, len(axes.get_legend_handles_labels()[0])), frameon=False)
+        figure.legend(loc="outside lower center", ncols=_columns(axes.get_legend_handles_labels()[1]), frameon=False)
     return figure
 
 
@@ -73,9 +75,10 @@ def styles(series: Sequence[Series]) -> list[dict[str, Any]]:
     found = []
     for one in series:
         variant = seen[one.method] = seen.get(one.method, -1) + 1
-        index = METHODS.index(one.method) if one.method in METHODS else len(METHODS) + sum(map(ord, one.method))
         width = 2.4 if one.method in ("cwy", "tcwy") and not variant else 1.8
-        found.append({"color": COLOURS[index % len(COLOURS)], "linestyle": DASHES[variant % len(DASHES)], "linewidth": width})
+        found.append(
+            {"color": COLOURS.get(one.method, "#a0522d"), "linestyle": DASHES[variant % len(DASHES)], "linewidth": width}
+        )
     return found
 
 
@@ -93,6 +96,14 @@ def _curves(axes: Axes, curve: Curve, series: Series, style: dict[str, Any]) -> 
     values = np.array([[dict(zip(x, y, strict=True))[at] for at in common] for x, y in curves])
     mean = np.exp(np.log(np.maximum(values, 1e-300)).mean(0)) if curve.scale == "log" else values.mean(0)
     axes.plot(common, mean, label=f"{series.label} ({len(curves)} seeds)", gid=name, **style)
+
+
+def _columns(labels: Sequence[str]) -> int:
+    """As many columns of a legend as fit the figure's width: some eighty letters, a line's sample taking six."""
+    for columns in range(min(4, len(labels)), 1, -1):
+        if sum(6 + max(map(len, part)) for part in np.array_split(np.array(labels), columns)) <= 80:
+            return columns
+    return 1
 
 
 def _ticks(axes: Axes, curve: Curve) -> None:

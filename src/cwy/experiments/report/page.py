@@ -63,6 +63,6 @@ def _panel(panel: Panel, figures: Sequence[str], alone: bool) -> str:
     return f"""<section id="{escape(panel.slug)}">
 {heading}<p>{escape(panel.description.about)}</p>
 {tables.summary(panel)}
-<div class="figures">{"".join(f"<figure>{figure}</figure>" for figure in figures)}</div>
+{"".join(f"<figure>{figure}</figure>" for figure in figures)}
 <p class="note">{seeds}Point at a row of the table to see its curve alone.</p>
 </section>"""

@@ -11,7 +11,7 @@ from .runs import Run
 # What may differ between two runs of one curve.
 INCIDENTAL = {"seed", "recipe", "device", "compile", "log_every", "evaluate_every", "save_every"}
 LETTERS = {"hidden_size": "N", "reflections": "L"}
-METHODS = ("cwy", "tcwy", "hr", "exprnn", "dtriv", "scornn", "urnn", "eurnn", "lstm", "gru", "rnn")
+ORDER = ("cwy", "tcwy", "hr", "exprnn", "dtriv", "scornn", "urnn", "eurnn", "lstm", "gru", "rnn")
 """The order of rows and legends; others follow by name."""
 
 
@@ -56,7 +56,7 @@ class Panel:
 
 
 def arrange(runs: Iterable[Run]) -> list[Panel]:
-    """The panels of these runs, by task and size; in each, the series in the order of METHODS."""
+    """The panels of these runs, by task and size; in each, the series in the order of ORDER."""
     groups: dict[tuple, list[Run]] = {}
     for run in runs:
         keys = describe(run.task).panels
@@ -78,7 +78,7 @@ def _series(runs: Sequence[Run]) -> list[Series]:
 
 
 def _rank(method: str) -> tuple[int, str]:
-    return METHODS.index(method) if method in METHODS else len(METHODS), method
+    return ORDER.index(method) if method in ORDER else len(ORDER), method
 
 
 def _setting(key: str, value: object) -> str:
