@@ -57,10 +57,10 @@ def _told(one: Series) -> str:
 
 
 def _over_seeds(one: Series) -> tuple[float, float]:
-    """The mean slope and its standard error: over seeds if there are three, else that of the fits."""
-    fits = [fit for run in one.runs if (fit := slope(run))]
-    rates = [fit[0] for fit in fits]
-    return mean(rates), stdev(rates) / math.sqrt(len(rates)) if len(rates) > 2 else max(fit[1] for fit in fits)
+    """The mean slope over seeds and its standard error, from the spread over seeds or that of the fits, the larger."""
+    rates, errors = zip(*(fit for run in one.runs if (fit := slope(run))), strict=True)
+    spread = stdev(rates) if len(rates) > 1 else 0.0
+    return mean(rates), max(spread, mean(errors)) / math.sqrt(len(rates))
 
 
 def _finding(series: Sequence[Series]) -> str:
