@@ -57,8 +57,8 @@ def parse(content: bytes, device: torch.device | str = "cpu") -> dict[str, Any]:
     return torch.load(io.BytesIO(content), map_location=device, weights_only=True)
 
 
-def last(folder: Path, say: Callable[[str], object]) -> bytes | None:
-    """The newest checkpoint that is whole, or None where there is none; damaged ones are named by ``say``.
+def last(folder: Path, say: Callable[[str], object]) -> bytes:
+    """The newest checkpoint that is whole, empty where there is none; damaged ones are named by ``say``.
 
     Where there are checkpoints but none is whole, it raises: nothing is started again silently.
     """
@@ -75,7 +75,7 @@ def last(folder: Path, say: Callable[[str], object]) -> bytes | None:
             return content
     if paths:
         raise Damaged(f"no checkpoint in {folder} is whole. To start the run again, delete that folder.")
-    return None
+    return b""
 
 
 def listed(folder: Path) -> list[Path]:

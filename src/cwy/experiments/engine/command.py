@@ -100,11 +100,12 @@ def _sweep(settings: Settings, folder: Folder, group: Group, console: Console) -
 
 def _start(settings: Settings, folder: Folder, group: Group, console: Console, go_on: bool) -> int:
     """Runs one, unless it is done."""
-    problem = group.broadcast(_problem(settings, folder, go_on).encode() if group.first else None)
+    # The first rank looks: the others may be elsewhere, or come when it has begun to write.
+    problem = group.broadcast(_problem(settings, folder, go_on).encode()).decode()
     if problem:
-        raise RunError(problem.decode())
+        raise RunError(problem)
     display = Display(console if group.first else None)
-    if group.broadcast((b"1" if folder.finished else b"") if group.first else None):
+    if group.broadcast(b"finished" if folder.finished else b""):
         display.say(f"{folder.path} is finished: nothing to do.")
         return 0
     try:

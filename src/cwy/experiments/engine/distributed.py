@@ -105,14 +105,17 @@ class Group:
         dist.all_gather(found, value)
         return found
 
-    def broadcast(self, content: bytes | None) -> bytes | None:
-        """The first rank's bytes, for all."""
+    def wait(self) -> None:
+        """Returns when every rank has called it."""
+        self.gather(torch.zeros(1))
+
+    def broadcast(self, content: bytes) -> bytes:
+        """The first rank's bytes, for all; what the others give is ignored."""
         if self.size == 1:
             return content
-        length = torch.tensor([-1 if content is None else len(content)])
+        length = torch.tensor([len(content)])
         dist.broadcast(length, 0)
-        if length < 0:
-            return None
-        data = torch.frombuffer(bytearray(content or bytes(int(length))), dtype=torch.uint8)
+        data = torch.frombuffer(bytearray(content), dtype=torch.uint8) if self.first and content else None
+        data = torch.empty(int(length), dtype=torch.uint8) if data is None else data
         dist.broadcast(data, 0)
-        return bytes(data.numpy().tobytes())
+        return data.numpy().tobytes()

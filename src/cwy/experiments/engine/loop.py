@@ -13,7 +13,7 @@ from .clock import Clock
 from .display import Display
 from .distributed import Group
 from .log import Log
-from .meter import Diverged, Guard, Meter
+from .meter import Diverged, Guard, Meter, all_finite
 from .run import BEST, WEIGHTS, Folder, environment, now
 from .signals import Stop
 from .task import Better, Settings, load
@@ -55,7 +55,9 @@ class Loop:
         self.best: dict[str, Any] | None = None
         self.crossings: dict[str, int | None] = {f"{value:g}": None for value in self.task.crossings}
         self.final: dict[str, dict[str, float]] = {}
-        self.started, self.read_at, self.warned = now(), (0, 0.0), False
+        self.started, self.read_at = now(), (0, 0.0)
+        self.checked: tuple[int, float | None] = (-1, None)
+        self.warned = False
         if group.first and not folder.exists:
             folder.create(settings)
         self._restore()
@@ -67,7 +69,7 @@ class Loop:
 
         Raises:
             Stopped: a signal came; the state is saved.
-            Diverged: what is not finite, or no longer orthogonal, was met before its step was taken.
+            Diverged: a loss or gradient was not finite (its step is not taken), or a weight no longer orthogonal.
         """
         total, period = self.task.iterations, self.config.evaluate_every or self.task.epoch or self.task.iterations
         if self.settings.compile:
@@ -92,7 +94,7 @@ class Loop:
         except Diverged as error:
             path = self.folder.last_checkpoint()
             kept = f"The last good checkpoint is {path}." if path else "There is no checkpoint yet."
-            raise Diverged(f"{error}: the run was stopped before that step. {kept}") from None
+            raise Diverged(f"{error}: the run is stopped. {kept}") from None
         finally:
             self.display.end()
             if self.log is not None:
@@ -121,17 +123,10 @@ class Loop:
 
     def _read(self) -> None:
         """Reads the metrics of the steps since the last reading: here the host waits for the device."""
-        self.guard.check(self.step, self.group)
+        error = self._check()
         metrics = self.meter.read(self.group)
-        error = optimizers.worst_orthogonality(self.model)
         if error is not None:
             metrics["orthogonality_error"] = error
-            # Written so that a NaN stops the run.
-            if not error <= LIMIT:
-                raise Diverged(f"the orthogonality error at step {self.step} is {error:.1e}, above {LIMIT:.0e}")
-            if error > WARN and not self.warned:
-                self.warned = True
-                self.display.say(f"Warning: the orthogonality error at step {self.step} is {error:.1e}, above {WARN:.0e}.")
         seconds = self.clock.seconds
         steps, before = self.step - self.read_at[0], self.read_at[1]
         if steps:
@@ -145,8 +140,22 @@ class Loop:
         self.final["train"] = metrics
         self._write("train", metrics)
 
+    def _check(self) -> float | None:
+        """The orthogonality error; raises where a run can't go on. Waits for the device."""
+        if self.checked[0] != self.step:
+            self.guard.check(self.step, self.group)
+            self.checked = self.step, optimizers.worst_orthogonality(self.model)
+        error = self.checked[1]
+        # Written so that a NaN stops the run.
+        if error is not None and not error <= LIMIT:
+            raise Diverged(f"the orthogonality error after step {self.step} is {error:.1e}, above {LIMIT:.0e}")
+        if error is not None and error > WARN and not self.warned:
+            self.warned = True
+            self.display.say(f"Warning: the orthogonality error after step {self.step} is {error:.1e}, above {WARN:.0e}.")
+        return error
+
     def _evaluate(self) -> None:
-        self.guard.check(self.step, self.group)
+        self._check()
         with self.clock.stopped(), torch.no_grad(), self._autocast():
             self.model.eval()
             found = self.task.evaluate(self.model)
@@ -165,15 +174,20 @@ class Loop:
         if value is not None and (self.best is None or better(value, self.best["value"])):
             self.best = {"metric": f"{split} {metric}", "value": value, "step": self.step}
             if self.group.first:
-                self.folder.write_weights(BEST, self.model)
+                self._write_weights(BEST)
 
     def _write(self, split: str, metrics: dict[str, float]) -> None:
         if self.log is not None:
             self.log.write(self.step, split, seconds=self.clock.seconds, **metrics)
             self.display.show(self.step, split, metrics)
 
+    def _write_weights(self, name: str) -> None:
+        if not all_finite(self.model.state_dict()):
+            raise Diverged(f"a weight is not finite after step {self.step}")
+        self.folder.write_weights(name, self.model)
+
     def _save(self) -> None:
-        self.guard.check(self.step, self.group)
+        self._check()
         with self.clock.stopped():
             state = {
                 "model": self.model.state_dict(),
@@ -186,15 +200,19 @@ class Loop:
                 "crossings": self.crossings,
                 "final": self.final,
             }
+            if not all_finite(state):
+                raise Diverged(f"a weight or what the optimiser remembers is not finite after step {self.step}")
             if self.log is not None:
                 self.log.sync()
                 checkpoint.save(self.folder.checkpoints, self.step, state)
+            # A rank that leaves early would have torchrun end the one that writes.
+            self.group.wait()
         self.read_at = self.step, self.clock.seconds
 
     def _restore(self) -> None:
-        content = checkpoint.last(self.folder.checkpoints, self.display.say) if self.group.first else None
+        content = checkpoint.last(self.folder.checkpoints, self.display.say) if self.group.first else b""
         content = self.group.broadcast(content)
-        if content is None:
+        if not content:
             return
         state = checkpoint.parse(content)
         self.model.load_state_dict(state["model"])
@@ -224,7 +242,7 @@ class Loop:
             record["crossings"] = self.crossings
         if self.log is not None:
             self.log.sync()
-            self.folder.write_weights(WEIGHTS, self.model)
+            self._write_weights(WEIGHTS)
             self.folder.write_record(record)
         return record
 

@@ -17,6 +17,14 @@ class Diverged(RuntimeError):
     status = 3
 
 
+def all_finite(state: Any) -> bool:
+    """Whether no tensor in a nest of dictionaries and lists has a NaN or an infinity. Waits for the device."""
+    if isinstance(state, Tensor):
+        return bool(state.isfinite().all())
+    parts = state.values() if isinstance(state, dict) else state if isinstance(state, list | tuple) else ()
+    return all(map(all_finite, parts))
+
+
 class Meter:
     """Means of metrics since the last reading, over steps and ranks."""
 

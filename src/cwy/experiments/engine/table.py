@@ -18,7 +18,7 @@ def table(root: Path) -> Table | None:
     view.add_column("run", overflow="fold")
     for heading in ("step", "loss", "accuracy", "best", "time"):
         view.add_column(heading, justify="right", no_wrap=True)
-    view.add_column("status", no_wrap=True)
+    view.add_column("", no_wrap=True)
     for cells in _rows(root):
         view.add_row(*cells)
     return view if view.row_count else None
@@ -31,7 +31,7 @@ def _rows(root: Path) -> Iterator[list[str]]:
         try:
             settings = folder.settings()
         except ConfigError:
-            yield [name, *[""] * 5, "not readable"]
+            yield [name, *[""] * 5, "?"]
             continue
         rows = folder.rows()
         finals = {row["split"]: row for row in rows}
@@ -45,7 +45,7 @@ def _rows(root: Path) -> Iterator[list[str]]:
             _number(final.get("accuracy"), ".2%"),
             _number(best["value"] if best else None, ".2%" if best and "accuracy" in best["metric"] else ".2e"),
             _number(rows[-1]["seconds"] if rows else None, ".1f", " s"),
-            "finished" if record else "unfinished",
+            "done" if record else "open",
         ]
 
 
