@@ -149,8 +149,30 @@ def _without(command: Callable[..., None], name: str) -> None:
     command.__signature__ = of.replace(parameters=[p for p in of.parameters.values() if p.name != name])  # pyrefly: ignore
 
 
+def report(
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="DIR...", help="Run folders, or folders of them.", show_default=False)
+    ],
+    out: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Where to write, made if need be.", show_default="the first DIR")
+    ] = None,
+) -> None:
+    """Draws runs into one page, report.html, with each figure beside it as PNG and SVG."""
+    from .experiments.report import ReportError, find_runs, write
+
+    with _plainly(ReportError):
+        runs = find_runs(folders)
+    where = folders[0] if out is None else out
+    with _plainly(OSError, f"cannot write to the folder --out {where}: "):
+        written = write(runs, _writable(where))
+    for path in written:
+        print(f"{'The report' if path.suffix == '.html' else 'The figure'}: {path}")
+
+
 def train(
-    task: Annotated[str, typer.Argument(metavar="TASK[/RECIPE]", help="copying, adding, mnist or pmnist; e.g. copying/small.")],
+    task: Annotated[
+        str, typer.Argument(metavar="TASK[/RECIPE]", help="copying, adding, mnist, pmnist or convergence; e.g. copying/small.")
+    ],
     method: Annotated[str, typer.Option(metavar="NAMES", help="Methods, as in 'cwy,exprnn,lstm'.")] = "cwy",
     setting: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Changes a setting of the recipe; may be repeated.")
@@ -160,7 +182,10 @@ def train(
         int | None, typer.Option(metavar="K", min=1, help="K runs of each method, from --seed on.", show_default=False)
     ] = None,
     device: Annotated[str, typer.Option(metavar="NAME", help="cpu, cuda, cuda:1, …")] = "cpu",
-    precision: Annotated[str, typer.Option(metavar="NAME", help="float32, float64, or bfloat16 (autocast).")] = "float32",
+    precision: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="float32, float64, or bfloat16 (autocast).", show_default="the task's"),
+    ] = None,
     compile: Annotated[bool, typer.Option("--compile", help="Compile the model with torch.compile.")] = False,
     out: Annotated[
         Path | None,
@@ -176,7 +201,7 @@ def train(
     """
     from .experiments.engine import command
 
-    names = [name.strip() for name in method.split(",") if name.strip()]
+    names = list(dict.fromkeys(name.strip() for name in method.split(",") if name.strip()))
     every = range(seed, seed + (seeds or 1))
     _run(lambda console: command.train(task, names, every, setting or [], device, precision, compile, out, console))
 
@@ -259,7 +284,7 @@ def data_fetch(name: Annotated[str, typer.Argument(metavar="NAME", help="A data 
         fetch(name, Console(highlight=False, markup=False))
 
 
-COMMANDS = (demo, train, resume, runs, info)
+COMMANDS = (demo, train, resume, runs, report, info)
 DATA = (data_list, data_check, data_fetch)
 
 

@@ -17,6 +17,7 @@ from .config import Config, ConfigError, choose
 C = TypeVar("C", bound=Config)
 Batch = tuple[Tensor, ...]
 Recipe = Callable[[str], Config]
+Better = Callable[[float, float], bool]
 
 PRECISIONS = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.float32}
 
@@ -79,8 +80,10 @@ class Task(ABC, Generic[C]):
     Config: ClassVar[type[Config]]
     recipes: ClassVar[dict[str, Recipe]]
     """Settings by name; each is a function of the method. Published ones are added, never edited. The first is the default."""
-    best: ClassVar[tuple[str, str, Callable[[float, float], bool]]]
-    """Split, metric and ``better(new, old)`` of the state that is kept as the best."""
+    best: ClassVar[tuple[str, str, Better] | None]
+    """Split, metric and ``better(new, old)`` of the state that is kept as the best; None keeps none."""
+    precision: ClassVar[str] = "float32"
+    """The precision where none is named."""
     crossings: ClassVar[tuple[float, ...]] = ()
     """The record says when the training loss first fell to each of these."""
 
@@ -147,15 +150,15 @@ class Task(ABC, Generic[C]):
         return torch.Generator(self.device).manual_seed(seed)
 
 
-_HOMES = {"copying": "copying", "adding": "adding", "mnist": "mnist", "pmnist": "mnist"}
-TASKS = tuple(_HOMES)
-"""The tasks' names. A task is a subclass of Task in the folder that _HOMES names."""
+HOMES = {"copying": "copying", "adding": "adding", "mnist": "mnist", "pmnist": "mnist", "convergence": "convergence"}
+TASKS = tuple(HOMES)
+"""The tasks' names. A task is a subclass of Task in the folder that HOMES names."""
 
 
 def load(name: str) -> type[Task]:
     """The task of this name; an unknown one raises with the nearest names."""
     choose("task", name, TASKS)
-    tasks = import_module(f"...{_HOMES[name]}", __name__).TASKS
+    tasks = import_module(f"...{HOMES[name]}", __name__).TASKS
     return next(task for task in tasks if task.name == name)
 
 
@@ -166,7 +169,7 @@ def settings(
     assignments: tuple[str, ...] = (),
     *,
     device: str = "cpu",
-    precision: str = "float32",
+    precision: str | None = None,
     compile: bool = False,
 ) -> Settings:
     """The settings of a run from its name, ``TASK`` or ``TASK/RECIPE``, and what is set beside it; mistakes raise."""
@@ -174,6 +177,6 @@ def settings(
     task = load(name)
     recipe = choose(f"recipe of {name}", recipe or next(iter(task.recipes)), task.recipes)
     choose("method", method, task.methods())
-    choose("precision", precision, PRECISIONS)
+    precision = choose("precision", precision or task.precision, PRECISIONS)
     config = task.recipes[recipe](method).with_settings(assignments)
     return Settings(name, recipe, method, seed, config, device, precision, compile)
