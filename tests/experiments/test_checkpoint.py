@@ -73,7 +73,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_used(damage, tmp_path)
     assert len(complaints) == 1
     assert str(second) in complaints[0]
     damage(first)
-    with pytest.raises(checkpoint.Damaged, match="no checkpoint in .* is whole"):
+    with pytest.raises(checkpoint.Damaged, match=r"no checkpoint in .* is whole"):
         checkpoint.last(tmp_path, complaints.append)
 
 
@@ -135,7 +135,7 @@ def test_a_gradient_that_is_not_finite_stops_the_run_before_its_step(tmp_path):
     broken.model.readout.bias.register_hook(
         lambda g: g.index_fill(0, torch.tensor(3), torch.nan if broken.step == 12 else g[3])
     )
-    with pytest.raises(Diverged, match="of step 13 was not finite: .* last good checkpoint is .*step-00000007.pt"):
+    with pytest.raises(Diverged, match=r"of step 13 was not finite: .* last good checkpoint is .*step-00000007\.pt"):
         broken.run()
     assert same(broken.model.state_dict(), weights(tmp_path / "fine"))
     assert [path.name for path in checkpoint.listed(tmp_path / "run" / "checkpoints")] == ["step-00000007.pt"]
@@ -160,5 +160,5 @@ def test_a_weight_that_is_not_orthogonal_is_told_or_stops_the_run(size, told, tm
         run.run()
         assert told in console.file.getvalue()
     else:
-        with pytest.raises(Diverged, match="the orthogonality error after step 5 is 2.1e-01, above 1e-02"):
+        with pytest.raises(Diverged, match=r"the orthogonality error after step 5 is 2\.1e-01, above 1e-02"):
             run.run()

@@ -3,6 +3,10 @@
 import json
 import signal
 
+import pytest
+
+from cwy.experiments.engine.command import RunError
+
 from .process import arguments, numbers, resume, rows, same, start, until, weights
 
 
@@ -51,6 +55,8 @@ def test_the_second_signal_ends_at_once(tmp_path):
     run = tmp_path / "run"
     process = start(*arguments(run, T=6000, hidden_size=64, batch_size=64, log_every=1, evaluate_every=2000, save_every=1000))
     until(process, run, 1)
+    with pytest.raises(RunError, match="another process is at the run"):
+        resume(run)
     process.send_signal(signal.SIGTERM)
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=10)

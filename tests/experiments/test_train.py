@@ -103,5 +103,5 @@ def test_a_mistake_is_one_line_and_leaves_nothing(more, settings, message, tmp_p
 
 
 def test_a_folder_with_another_run_is_left_alone(whole):
-    with pytest.raises(RunError, match="holds another run: lr is 0.001 there. Choose another --out"):
+    with pytest.raises(RunError, match=r"holds another run: lr is 0\.001 there\. Choose another --out"):
         train(whole, lr=0.5)

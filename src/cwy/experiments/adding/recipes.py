@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..engine.config import ConfigError
 from ..engine.task import Recipe
 from ..recurrent import RecurrentConfig, start
 
@@ -21,6 +22,11 @@ class AddingConfig(RecurrentConfig):
     T: int = 200
     iterations: int = 4000
     evaluation_batches: int = 8
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.T < 2:
+            raise ConfigError(f"T must be at least 2, for two numbers to add, got {self.T}.")
 
 
 def standard(method: str, T: int) -> AddingConfig:

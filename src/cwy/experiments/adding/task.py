@@ -43,10 +43,10 @@ class Adding(RecurrentTask):
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         numbers, marked = batch
         marks = one_hot(marked, self.config.T).sum(1).to(numbers.dtype)
-        answer = model(torch.stack([numbers, marks], -1).transpose(0, 1)).squeeze(-1)
+        answer = model(torch.stack([numbers, marks], -1).transpose(0, 1)).squeeze(-1).to(self.dtype)
         wanted = numbers.gather(1, marked).sum(1)
-        near = ((answer - wanted).abs() <= NEAR).to(answer.dtype).mean()
-        return mse_loss(answer, wanted.to(answer.dtype)), {"accuracy": near}
+        near = ((answer - wanted).abs() <= NEAR).to(self.dtype).mean()
+        return mse_loss(answer, wanted), {"accuracy": near}
 
     def evaluate(self, model: nn.Module) -> dict[str, dict[str, float]]:
         return {"test": self.mean(model, (self._draw("test", i) for i in range(self.config.evaluation_batches)))}

@@ -50,7 +50,7 @@ class Copying(RecurrentTask):
         y = torch.full_like(x, BLANK)
         x[:LENGTH], x[self.config.T + LENGTH], y[-LENGTH:] = symbols, CUE, symbols
         logits = model(x)
-        recalled = (logits[-LENGTH:].argmax(-1) == symbols).to(logits.dtype).mean()
+        recalled = (logits[-LENGTH:].argmax(-1) == symbols).to(self.dtype).mean()
         return cross_entropy(logits.flatten(0, 1), y.flatten()), {"accuracy": recalled}
 
     def evaluate(self, model: nn.Module) -> dict[str, dict[str, float]]:

@@ -21,6 +21,7 @@ from .run import Folder
 from .task import Settings
 
 FAILED = 1
+MEASURES = ("loss", "accuracy")
 
 
 class RunError(Exception):
@@ -140,8 +141,8 @@ def _problem(settings: Settings, folder: Folder, go_on: bool) -> str:
 
 
 def _told(record: dict, folder: Folder) -> str:
-    final = record["final"].get("test") or record["final"]["train"]
-    parts = [f"{name} {final[name]:.4g}" for name in ("loss", "accuracy") if name in final]
-    if record["best"]:
-        parts.append(f"best {record['best']['metric']} {record['best']['value']:.4g} at step {record['best']['step']}")
-    return f"Finished after {record['seconds']:.1f} s of training: {', '.join(parts)}.\nThe run: {folder.path}"
+    split = "test" if "test" in record["final"] else "train"
+    final = ", ".join(f"{split} {name} {value:.4g}" for name, value in record["final"][split].items() if name in MEASURES)
+    best = record["best"]
+    told = f"\nBest {best['metric']}: {best['value']:.4g}, at step {best['step']}" if best else ""
+    return f"Finished, {record['seconds']:.1f} s of training. At the end: {final}{told}\nThe run: {folder.path}"

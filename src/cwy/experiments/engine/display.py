@@ -29,12 +29,12 @@ class Display:
         self.console.print(values, style="dim")
         if self.console.is_terminal:
             columns = (
-                BarColumn(16),
+                BarColumn(None),
                 MofNCompleteColumn(),
                 TextColumn("{task.fields[shown]}"),
                 TimeRemainingColumn(compact=True),
             )
-            self._progress = Progress(*columns, console=self.console, auto_refresh=False)
+            self._progress = Progress(*columns, console=self.console, auto_refresh=False, expand=True)
             self._bar = self._progress.add_task("", total=total, completed=step, shown="")
             self._progress.start()
 
@@ -46,8 +46,8 @@ class Display:
             if split != "train" or step == self._total:
                 self.console.print(f"step {step}/{self._total} {split} {_words(metrics)}")
             return
-        self._shown[split] = _words(metrics) if split == "train" else f"{split} {_words(metrics)}"
-        self._progress.update(self._bar, completed=step, shown="  ".join(self._shown.values()), refresh=True)
+        self._shown[split] = _words(metrics) if split == "train" else f"{split} {_words(metrics).split()[-1]}"
+        self._progress.update(self._bar, completed=step, shown=" ".join(self._shown.values()), refresh=True)
 
     def say(self, text: str) -> None:
         """A sentence, above the bar."""

@@ -58,8 +58,11 @@ class Loop:
         self.started, self.read_at = now(), (0, 0.0)
         self.checked: tuple[int, float | None] = (-1, None)
         self.warned = False
-        if group.first and not folder.exists:
-            folder.create(settings)
+        self.lock = None
+        if group.first:
+            if not folder.exists:
+                folder.create(settings)
+            self.lock = folder.lock()
         self._restore()
         self.log = Log(folder.path, self.step) if group.first else None
         self.guard = Guard(self.model.parameters(), self.device)
@@ -99,6 +102,8 @@ class Loop:
             self.display.end()
             if self.log is not None:
                 self.log.close()
+            if self.lock is not None:
+                self.lock.close()
 
     def _train(self, model: torch.nn.Module) -> None:
         batch, weight = self.group.share(self.task.batch(self.step))
@@ -131,8 +136,6 @@ class Loop:
         steps, before = self.step - self.read_at[0], self.read_at[1]
         if steps:
             metrics["step_ms"] = (seconds - before) / steps * 1e3
-        if self.task.epoch:
-            metrics["epoch"] = self.step / self.task.epoch
         self.read_at = self.step, seconds
         for text, step in self.crossings.items():
             if step is None and metrics["loss"] <= float(text):
@@ -167,7 +170,6 @@ class Loop:
                 self._write(split, metrics)
             if self.task.best is not None:
                 self._keep_best(found, *self.task.best)
-        self.read_at = self.step, self.clock.seconds
 
     def _keep_best(self, found: dict[str, dict[str, float]], split: str, metric: str, better: Better) -> None:
         value = found.get(split, {}).get(metric)
@@ -178,7 +180,8 @@ class Loop:
 
     def _write(self, split: str, metrics: dict[str, float]) -> None:
         if self.log is not None:
-            self.log.write(self.step, split, seconds=self.clock.seconds, **metrics)
+            epoch = {"epoch": self.step / self.task.epoch} if self.task.epoch else {}
+            self.log.write(self.step, split, seconds=self.clock.seconds, **epoch, **metrics)
             self.display.show(self.step, split, metrics)
 
     def _write_weights(self, name: str) -> None:
@@ -207,7 +210,6 @@ class Loop:
                 checkpoint.save(self.folder.checkpoints, self.step, state)
             # A rank that leaves early would have torchrun end the one that writes.
             self.group.wait()
-        self.read_at = self.step, self.clock.seconds
 
     def _restore(self) -> None:
         content = checkpoint.last(self.folder.checkpoints, self.display.say) if self.group.first else b""

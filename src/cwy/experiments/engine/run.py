@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 
@@ -50,6 +51,16 @@ class Folder:
             raise ConfigError(f"{self.path} is not a run folder: it has no {CONFIG}.") from None
         except ValueError as error:
             raise ConfigError(f"{path}: {error}") from None
+
+    def lock(self) -> IO[bytes]:
+        """Keeps other processes from running this run until the file is closed or the process ends."""
+        file = (self.path / CONFIG).open("rb")
+        try:
+            flock(file, LOCK_EX | LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            raise ConfigError(f"another process is at the run in {self.path}.") from None
+        return file
 
     def record(self) -> dict[str, Any]:
         """The record of a finished run."""

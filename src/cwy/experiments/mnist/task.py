@@ -65,7 +65,7 @@ class Pixels(RecurrentTask):
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         images, labels = batch
         logits = model((images.mT.to(self.dtype) / 255).unsqueeze(-1))
-        right = (logits.argmax(-1) == labels).to(logits.dtype).mean()
+        right = (logits.argmax(-1) == labels).to(self.dtype).mean()
         return cross_entropy(logits, labels), {"accuracy": right}
 
     def evaluate(self, model: nn.Module) -> dict[str, dict[str, float]]:
