@@ -39,18 +39,26 @@ def test_help_and_version_do_not_wait_for_torch(arguments):
     assert ("Usage" if "--help" in arguments else f"cwy {cwy.__version__}") in done.stdout
 
 
-@pytest.mark.parametrize("absent", [["typer", "rich", "matplotlib"], ["rich"], ["matplotlib"]], ids=", ".join)
-def test_without_the_extras_it_says_what_to_install(absent, tmp_path):
+@pytest.mark.parametrize(
+    ("absent", "extra", "command"),
+    [
+        (["typer", "rich", "matplotlib"], "cli", "--help"),
+        (["rich"], "cli", "--help"),
+        (["matplotlib"], "cli", "--help"),
+        (["safetensors"], "experiments", "demo"),
+    ],
+)
+def test_without_the_extras_it_says_what_to_install(absent, extra, command, tmp_path):
     for package in Path(sysconfig.get_path("purelib")).iterdir():
         if package.name not in absent:
             (tmp_path / package.name).symlink_to(package)
     source = Path(cwy.__file__).parents[1]
     # -S: no site-packages but the links.
     main = f"import sys; sys.path += [{str(source)!r}, {str(tmp_path)!r}]; from cwy.cli import main; main()"
-    done = run(sys.executable, "-S", "-c", main, "--help")
+    done = run(sys.executable, "-S", "-c", main, command)
     assert (done.returncode, done.stdout) == (1, "")
-    assert f"needs {', '.join(absent)}." in done.stderr
-    assert 'pip install "cwy[cli]"' in done.stderr
+    assert f" {', '.join(absent)}." in done.stderr
+    assert f'pip install "cwy[{extra}]"' in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -19,6 +19,7 @@ with suppress(ImportError):
     import typer
 
 EXTRAS = ("typer", "rich", "matplotlib")
+EXPERIMENTS = ("safetensors", "filelock")
 
 
 def info(
@@ -67,6 +68,7 @@ def demo(
     ] = None,
 ) -> None:
     """A minute of the Copying task: who remembers ten symbols? A table, a picture, a sentence."""
+    _need_experiments()
     from rich.console import Console
 
     from .experiments import demo
@@ -241,6 +243,7 @@ def runs(folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="Where to 
 
 def _run(command: Callable[..., int]) -> None:
     """Ends with the status of a command of the engine."""
+    _need_experiments()
     from rich.console import Console
 
     from .experiments.engine.command import RunError
@@ -336,6 +339,13 @@ def _version(asked: bool) -> None:
     if asked:
         print(f"cwy {__version__}")
         raise typer.Exit
+
+
+def _need_experiments() -> None:
+    """Ends the command before it has done anything where a package of the experiments is missing."""
+    missing = [name for name in EXPERIMENTS if find_spec(name) is None]
+    if missing:
+        sys.exit(f'cwy: the experiments need {", ".join(missing)}. To install:\n\n    pip install "cwy[experiments]"\n')
 
 
 @contextmanager

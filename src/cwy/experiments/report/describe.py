@@ -21,6 +21,7 @@ class Baseline:
 
     label: str
     value: Callable[[Config], float]
+    form: Callable[[float], str] = lambda value: f"{value:.3g}"
 
 
 @dataclass(frozen=True)
