@@ -19,6 +19,7 @@ with suppress(ImportError):
     import typer
 
 EXTRAS = ("typer", "rich", "matplotlib")
+EXPERIMENTS = ("safetensors", "filelock")
 
 
 def info(
@@ -59,31 +60,41 @@ def info(
 
 
 def demo(
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the picture, made if need be.")] = Path("demo"),
-    seed: Annotated[int, typer.Option(metavar="INT", min=0, max=2**32 - 1, help="Draws rotation, points and noise.")] = 0,
-    steps: Annotated[int, typer.Option(metavar="INT", min=1, help="Training steps of each method.")] = 400,
-    methods: Annotated[
-        str | None, typer.Option(metavar="NAMES", help="Which, as in 'cwy,hr'.", show_default="all that can take part")
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the report, made if need be.")] = Path("demo"),
+    methods: Annotated[str, typer.Option(metavar="NAMES", help="Which networks take part.")] = "cwy,exprnn,lstm",
+    seed: Annotated[int, typer.Option(metavar="INT", min=0, max=2**32 - 1, help="Draws weights and data.")] = 0,
+    iterations: Annotated[
+        int | None, typer.Option(metavar="INT", min=1, help="Training steps of each.", show_default="the recipe's, 600")
     ] = None,
 ) -> None:
-    """The methods side by side on a small problem: a table, and a picture of the curves."""
+    """A minute of the Copying task: who remembers ten symbols? A table, a picture, a sentence."""
+    _need_experiments()
     from rich.console import Console
 
     from .experiments import demo
+    from .experiments.engine.loop import Stopped
 
     console = Console(highlight=False, markup=False)
+    names = [name.strip() for name in methods.split(",") if name.strip()]
     with _plainly(ValueError):
-        names, skipped = demo.choose(None if methods is None else methods.split(","))
+        if not names:
+            raise ValueError("--methods names none, e.g. 'cwy,lstm'.")
+        runs = demo.prepare(names, iterations, seed)
     with _plainly(OSError, f"cannot write to the folder --out {out}: "):
-        picture = _writable(out) / demo.FILE
-    console.print(demo.introduction(steps, names, skipped), end="\n\n")
-    task, runs = demo.race(console, names, seed, steps)
-    console.print(demo.table(task, runs))
-    console.print(demo.findings(task, runs), end="\n\n")
-    with _plainly(OSError, f"cannot write {picture}: "):
-        demo.plot(task, runs, picture)
-    print(f"The curves: {picture}")
-    console.print(demo.context(task), style="dim")
+        _writable(out)
+    console.print(demo.introduction(runs), end="\n\n")
+    try:
+        found = demo.race(runs, console)
+    except (Stopped, KeyboardInterrupt) as stop:
+        print("Stopped: nothing was written.")
+        sys.exit(getattr(stop, "status", 130))
+    console.print(demo.table(found))
+    with _plainly(OSError, f"cannot write to {out}: "):
+        seen, files = demo.picture(found, out)
+    console.print(seen, end="\n\n")
+    for path in files:
+        print(f"{'The report' if path.suffix == '.html' else 'The picture'}: {path}")
+    console.print(demo.context(found), style="dim")
 
 
 def _timed(bench: Bench) -> Callable[..., None]:
@@ -232,6 +243,7 @@ def runs(folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="Where to 
 
 def _run(command: Callable[..., int]) -> None:
     """Ends with the status of a command of the engine."""
+    _need_experiments()
     from rich.console import Console
 
     from .experiments.engine.command import RunError
@@ -327,6 +339,13 @@ def _version(asked: bool) -> None:
     if asked:
         print(f"cwy {__version__}")
         raise typer.Exit
+
+
+def _need_experiments() -> None:
+    """Ends the command before it has done anything where a package of the experiments is missing."""
+    missing = [name for name in EXPERIMENTS if find_spec(name) is None]
+    if missing:
+        sys.exit(f'cwy: the experiments need {", ".join(missing)}. To install:\n\n    pip install "cwy[experiments]"\n')
 
 
 @contextmanager

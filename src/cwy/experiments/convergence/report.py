@@ -10,7 +10,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from ..report.describe import Column, Curve, Description, Series
+from ..report.describe import Baseline, Column, Curve, Description, Series
 from ..report.runs import Run
 from ..report.words import listed, number
 
@@ -101,10 +101,11 @@ DESCRIPTIONS = {
             Curve(
                 "norm",
                 "norm",
-                "norm of the shortest vector (starts at 1)",
+                "norm of the shortest vector",
                 split="test",
                 along_label="iterations K",
                 along_scale="log",
+                baseline=Baseline("start", lambda config: 1.0),
             ),
         ),
         columns=(

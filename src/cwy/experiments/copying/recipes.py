@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..engine.task import Recipe
 from ..recurrent import RecurrentConfig, start
@@ -38,8 +38,14 @@ def small(method: str) -> CopyingConfig:
     )  # fmt: skip
 
 
+def demo(method: str) -> CopyingConfig:
+    """A quarter of a minute on a CPU: what `cwy demo` shows."""
+    return replace(small(method), T=50, hidden_size=64, iterations=600, evaluate_every=None)
+
+
 RECIPES: dict[str, Recipe] = {
     "1000": lambda method: paper(method, 1000),
     "2000": lambda method: paper(method, 2000),
     "small": small,
+    "demo": demo,
 }

@@ -33,13 +33,14 @@ def finding(series: Sequence[Series]) -> str:
     """Who learns the task, who beats the baseline, and who does not, each by its worst seed."""
     gains = {one.label: min(_gain(run) or 0 for run in one.runs) for one in series}
     learn = [one for one in series if gains[one.label] > 10]
-    better = [one for one in series if 1.1 < gains[one.label] <= 10]
-    stay = [one for one in series if gains[one.label] <= 1.1]
+    better = [one for one in series if 1.02 < gains[one.label] <= 10]
+    rest = [one for one in series if gains[one.label] <= 1.02]
     told = [f"{methods(learn, series)} learn{'' if learn[1:] else 's'} to recall the symbols"] if learn else []
     if better:
         told.append(f"{methods(better, series)} get{'' if better[1:] else 's'} under the no-memory baseline")
-    if stay:
-        told.append(f"{methods(stay, series)} stay{'' if stay[1:] else 's'} at {'it' if better else 'the no-memory baseline'}")
+    if rest:
+        what = "" if better else " beat the no-memory baseline"
+        told.append(f"{methods(rest, series)} {'do' if rest[1:] else 'does'} not{what}")
     return ", ".join(told)
 
 

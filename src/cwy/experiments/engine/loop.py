@@ -145,8 +145,6 @@ class Loop:
         (before, then), now = self.read_at, self.clock.seconds
         if self.step > before:
             metrics["step_ms"] = (now - then) / (self.step - before) * 1e3
-        if self.task.epoch:
-            metrics["epoch"] = self.step / self.task.epoch
         self.read_at = self.step, now
         for text, step in self.state.crossings.items():
             if step is None and metrics["loss"] <= float(text):
@@ -190,7 +188,8 @@ class Loop:
     def _write(self, split: str, metrics: dict[str, float]) -> None:
         self.state.final[split] = metrics
         if self.log is not None:
-            self.log.write(self.step, split, seconds=self.clock.seconds, **metrics)
+            epoch = {"epoch": self.step / self.task.epoch} if self.task.epoch else {}
+            self.log.write(self.step, split, seconds=self.clock.seconds, **epoch, **metrics)
             self.display.show(self.step, split, metrics)
 
     def _write_weights(self, name: str) -> None:

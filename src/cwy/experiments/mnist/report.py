@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from statistics import mean
 
@@ -46,9 +47,17 @@ def _description(title: str, about: str, permuted: bool) -> Description:
                 along="epoch",
                 along_label="epoch",
                 scale="logit",
-                baseline=Baseline("chance", lambda config: 0.1),
+                baseline=Baseline("chance", lambda config: 0.1, "{:.0%}".format),
             ),
-            Curve("loss", "loss", "cross-entropy, nats (training)", along="epoch", along_label="epoch", scale="log"),
+            Curve(
+                "loss",
+                "loss",
+                "cross-entropy, nats (training)",
+                along="epoch",
+                along_label="epoch",
+                scale="log",
+                baseline=Baseline("chance", lambda config: math.log(10)),
+            ),
         ),
         columns=(
             Column("final test accuracy", lambda run: run.last("test", "accuracy"), percent),

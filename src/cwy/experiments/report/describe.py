@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ..engine.task import HOMES
 from .runs import Run
 
 if TYPE_CHECKING:
@@ -22,6 +21,7 @@ class Baseline:
 
     label: str
     value: Callable[[Config], float]
+    form: Callable[[float], str] = lambda value: f"{value:.3g}"
 
 
 @dataclass(frozen=True)
@@ -108,6 +108,8 @@ PLAIN = Description(
 
 def describe(task: str) -> Description:
     """The description of a task, from ``report.py`` in the task's folder; of an unknown task, its training loss."""
+    from ..engine.task import HOMES
+
     if task not in HOMES:
         return replace(PLAIN, title=task)
     return import_module(f"...{HOMES[task]}.report", __name__).DESCRIPTIONS[task]

@@ -15,7 +15,6 @@ from matplotlib.ticker import FixedLocator, LogLocator, NullFormatter, NullLocat
 
 from .describe import Curve, Series
 from .panels import Panel
-from .words import number
 
 # Seen on white and on black, and told apart by colour-blind readers; the baselines of torch are greys.
 COLOURS = {
@@ -57,9 +56,8 @@ def draw(panel: Panel, curve: Curve) -> Figure:
             _curves(axes, curve, series, style)
         if curve.baseline:
             level = curve.baseline.value(panel.config)
-            axes.axhline(
-                level, color=INK, linestyle=(0, (4, 3)), linewidth=1.4, label=f"{curve.baseline.label} ({number(level)})"
-            )
+            label = f"{curve.baseline.label} ({curve.baseline.form(level)})"
+            axes.axhline(level, color=INK, linestyle=(0, (4, 3)), linewidth=1.4, label=label)
         if curve.overlay:
             curve.overlay(axes, panel.drawn(curve))
         axes.grid(which="major", color="#8a94a3", alpha=0.25, linewidth=0.7)

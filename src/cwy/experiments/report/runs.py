@@ -70,11 +70,12 @@ class Run:
         return max(self.curve(split, metric)[1], default=None)
 
     def crossing(self, level: float, split: str = "train", metric: str = "loss") -> int | None:
-        """The first iteration with a value below the level: the record's, or of the rows logged so far."""
-        if self.record and str(level) in self.record.get("crossings", {}):
-            return self.record["crossings"][str(level)]
+        """The first iteration with a value at or under the level: the record's, or of the rows logged so far."""
+        recorded = (self.record or {}).get("crossings", {})
+        if f"{level:g}" in recorded:
+            return recorded[f"{level:g}"]
         steps, values = self.curve(split, metric)
-        return next((int(step) for step, value in zip(steps, values, strict=True) if value < level), None)
+        return next((int(step) for step, value in zip(steps, values, strict=True) if value <= level), None)
 
 
 def find_runs(folders: Iterable[Path]) -> list[Run]:
