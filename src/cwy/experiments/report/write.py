@@ -8,7 +8,7 @@ from pathlib import Path
 
 from . import figure
 from .page import page
-from .panels import arrange
+from .panels import Panel, arrange
 from .runs import Run
 
 PAGE = "report.html"
@@ -18,19 +18,27 @@ def write(runs: Sequence[Run], out: Path) -> list[Path]:
     """Reports on runs into a folder; returns the page and, after it, each figure as PNG and SVG."""
     panels = arrange(runs)
     files: dict[str, bytes] = {}
-    elements: dict[str, list[str]] = {}
     for panel in panels:
-        elements[panel.slug] = []
-        for curve in panel.description.curves:
-            if panel.drawn(curve):
-                name, drawn = f"{panel.slug}-{curve.name}", figure.draw(panel, curve)
-                files[f"{name}.png"], files[f"{name}.svg"] = figure.png(drawn), figure.svg(drawn).encode()
-                text = f"{panel.title}: {curve.label} over {curve.along_label}"
-                elements[panel.slug].append(figure.inline(drawn, name, text))
-    files = {PAGE: page(panels, elements).encode(), **files}
+        for name, drawn, _ in _figures(panel):
+            files |= {f"{name}.png": figure.png(drawn), f"{name}.svg": figure.svg(drawn).encode()}
+    files = {PAGE: page(panels, {panel.slug: elements(panel) for panel in panels}).encode(), **files}
     for name, content in files.items():
         _replace(out / name, content)
     return [out / name for name in files]
+
+
+def elements(panel: Panel) -> list[str]:
+    """A panel's figures as SVG elements of a page."""
+    return [figure.inline(drawn, name, text) for name, drawn, text in _figures(panel)]
+
+
+def _figures(panel: Panel) -> list[tuple[str, figure.Figure, str]]:
+    """Name, figure and words of each curve that has something to draw."""
+    return [
+        (f"{panel.slug}-{curve.name}", figure.draw(panel, curve), f"{panel.title}: {curve.label} over {curve.along_label}")
+        for curve in panel.description.curves
+        if panel.drawn(curve)
+    ]
 
 
 def _replace(path: Path, content: bytes) -> None:
