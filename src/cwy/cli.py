@@ -72,7 +72,6 @@ def demo(
     from rich.console import Console
 
     from .experiments import demo
-    from .experiments.engine.loop import Stopped
 
     console = Console(highlight=False, markup=False)
     names = [name.strip() for name in methods.split(",") if name.strip()]
@@ -85,9 +84,9 @@ def demo(
     console.print(demo.introduction(runs), end="\n\n")
     try:
         found = demo.race(runs, console)
-    except (Stopped, KeyboardInterrupt) as stop:
+    except KeyboardInterrupt:
         print("Stopped: nothing was written.")
-        sys.exit(getattr(stop, "status", 130))
+        sys.exit(130)
     console.print(demo.table(found))
     with _plainly(OSError, f"cannot write to {out}: "):
         seen, files = demo.picture(found, out)
@@ -212,7 +211,7 @@ def train(
     """
     from .experiments.engine import command
 
-    names = [name.strip() for name in method.split(",") if name.strip()]
+    names = list(dict.fromkeys(name.strip() for name in method.split(",") if name.strip()))
     every = range(seed, seed + (seeds or 1))
     _run(lambda console: command.train(task, names, every, setting or [], device, precision, compile, out, console))
 

@@ -26,13 +26,13 @@ from .process import SETTINGS, arguments, cwy, numbers, resume, rows, same, weig
 
 def saver(folder, step):
     while True:
-        checkpoint.save(folder, step, {"model": torch.full((200_000,), float(step)), "random": [torch.arange(step)]})
+        checkpoint.save(folder, step, {"step": step, "model": torch.full((200_000,), float(step))})
         step += 1
 
 
 def test_a_kill_at_any_moment_of_saving_leaves_a_whole_checkpoint(tmp_path):
     chance, step = random.Random(0), 0
-    checkpoint.save(tmp_path, step, {"model": torch.zeros(200_000)})
+    checkpoint.save(tmp_path, step, {"step": 0, "model": torch.zeros(200_000)})
     for _ in range(30):
         process = multiprocessing.get_context("fork").Process(target=saver, args=(tmp_path, step + 1))
         process.start()
@@ -66,7 +66,7 @@ DAMAGE = {
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
 def test_a_damaged_checkpoint_is_named_and_the_one_before_used(damage, tmp_path):
-    first, second = (checkpoint.save(tmp_path, step, {"model": torch.full((99,), float(step))}) for step in (1, 2))
+    first, second = (checkpoint.save(tmp_path, step, {"step": step}) for step in (1, 2))
     damage(second)
     complaints = []
     assert checkpoint.parse(checkpoint.last(tmp_path, complaints.append))["step"] == 1
@@ -101,10 +101,12 @@ def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one_or_a_full_disk(w
     full = cwy("resume", run, preexec_fn=limit)
     assert full.returncode == 1
     assert str(newest) in full.stdout
-    assert f"cannot write to {run}: File too large. The last checkpoint is {before}" in full.stderr
+    assert (
+        f"cannot write to the folder {run}: File too large. To go on from its last checkpoint: cwy resume {run}" in full.stderr
+    )
     assert full.stderr.count("\n") == 1
     assert checkpoint.listed(run / "checkpoints") == [before]
-    assert checkpoint.parse(checkpoint.read(before))["step"] == 287
+    assert checkpoint.parse(checkpoint.read(before))["run"]["step"] == 287
     assert not list(run.rglob("*.partial"))
     assert resume(run)[0] == 0
     assert same(weights(run), weights(whole))
@@ -117,7 +119,7 @@ def test_a_folder_that_cannot_be_written_is_named_and_nothing_is_left(tmp_path):
     for out in Path("/sys/cwy/run"), tmp_path / "file" / "run":
         done = cwy(*arguments(out))
         assert (done.returncode, done.stdout) == (1, "")
-        assert f"cannot use the folder {out}" in done.stderr
+        assert f"cannot write to the folder {out}" in done.stderr
         assert done.stderr.count("\n") == 1
         assert not out.parent.is_dir()
     assert [path.name for path in tmp_path.rglob("*")] == ["file"]

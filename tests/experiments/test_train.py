@@ -8,7 +8,6 @@ import torch
 import cwy
 from cwy.experiments.engine import task
 from cwy.experiments.engine.command import RunError
-from cwy.experiments.engine.task import TASKS
 
 from .process import arguments, numbers, rows, same, train, weights
 from .process import cwy as run
@@ -53,7 +52,7 @@ def test_a_finished_run_is_described_whole(whole):
     assert list((whole / "tensorboard").iterdir())
 
 
-@pytest.mark.parametrize("name", [name for name in TASKS if "mnist" not in name])
+@pytest.mark.parametrize("name", ["copying", "adding"])
 def test_every_method_trains(name, tmp_path):
     methods = task.load(name).methods()
     assert {"cwy", "hr", "exprnn", "dtriv", "scornn", "urnn", "eurnn", "rnn", "gru", "lstm"} <= set(methods)

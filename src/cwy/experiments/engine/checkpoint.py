@@ -29,7 +29,7 @@ def save(folder: Path, step: int, state: dict[str, Any]) -> Path:
     if path.exists():
         return path
     buffer = io.BytesIO()
-    torch.save({"step": step, **state}, buffer)
+    torch.save(state, buffer)
     content = buffer.getvalue()
     # The hash first: then a checkpoint that is there has one.
     files.write(_hash_of(path), f"{hashlib.sha256(content).hexdigest()}  {path.name}\n".encode())

@@ -12,12 +12,14 @@ from rich.console import Console
 
 from ..data import DataError
 from . import task
+from .checkpoint import Damaged
 from .config import ConfigError
 from .display import Display
 from .distributed import Group
 from .loop import Loop, Stopped
 from .meter import Diverged
 from .run import Folder
+from .signals import Stop
 from .task import Settings
 
 FAILED = 1
@@ -45,6 +47,8 @@ def train(
     stop the others.
     """
     check_device(device)
+    if not methods:
+        raise ConfigError("no method is named.")
     every = [
         task.settings(what, method, seed, tuple(assignments), device=device, precision=precision, compile=compile)
         for method in methods
@@ -52,11 +56,11 @@ def train(
     ]
     name = every[0].task
     group = Group(device)
-    with group.joined():
+    with group.joined(), Stop() as stop:
         if len(every) == 1:
             folder = Folder(out or Path("runs") / name / every[0].name)
-            return _start(every[0], folder, group, console, go_on=False)
-        statuses = [_sweep(one, Folder((out or Path("runs") / name) / one.name), group, console) for one in every]
+            return _start(every[0], folder, group, stop, console, go_on=False)
+        statuses = [_sweep(one, Folder((out or Path("runs") / name) / one.name), group, stop, console) for one in every]
     return max(statuses)
 
 
@@ -67,8 +71,8 @@ def resume(path: Path, device: str | None, console: Console) -> int:
     settings = settings if device is None else replace(settings, device=device)
     check_device(settings.device)
     group = Group(settings.device)
-    with group.joined():
-        return _start(settings, folder, group, console, go_on=True)
+    with group.joined(), Stop() as stop:
+        return _start(settings, folder, group, stop, console, go_on=True)
 
 
 def check_device(name: str) -> None:
@@ -83,10 +87,10 @@ def check_device(name: str) -> None:
         raise ConfigError(f"--device must be cpu or cuda, got {name}.")
 
 
-def _sweep(settings: Settings, folder: Folder, group: Group, console: Console) -> int:
+def _sweep(settings: Settings, folder: Folder, group: Group, stop: Stop, console: Console) -> int:
     """One run of many: its failure is told, and its status returned."""
     try:
-        return _start(settings, folder, group, console, go_on=True)
+        return _start(settings, folder, group, stop, console, go_on=True)
     except Stopped:
         raise
     except (RunError, Diverged) as error:
@@ -99,12 +103,12 @@ def _sweep(settings: Settings, folder: Folder, group: Group, console: Console) -
         return FAILED
 
 
-def _start(settings: Settings, folder: Folder, group: Group, console: Console, go_on: bool) -> int:
+def _start(settings: Settings, folder: Folder, group: Group, stop: Stop, console: Console, go_on: bool) -> int:
     """Runs one, unless it is done."""
     # The first rank looks: the others may be elsewhere, or come when it has begun to write.
-    problem = group.broadcast(_problem(settings, folder, go_on).encode()).decode()
+    problem = group.broadcast(_problem(settings, folder, go_on).encode() if group.first else b"")
     if problem:
-        raise RunError(problem)
+        raise RunError(problem.decode())
     display = Display(console if group.first else None)
     if group.broadcast(b"finished" if folder.finished else b""):
         display.say(f"{folder.path} is finished: nothing to do.")
@@ -113,25 +117,25 @@ def _start(settings: Settings, folder: Folder, group: Group, console: Console, g
         loop = Loop(settings, folder, group, display)
     except (ValueError, TypeError, DataError) as error:
         raise RunError(str(error)) from error
-    except OSError as error:
-        raise RunError(f"cannot use the folder {folder.path}: {error.strerror or error}") from error
     try:
-        record = loop.run()
+        record = loop.run(stop)
+    except (ConfigError, Damaged) as error:
+        raise RunError(str(error)) from error
     except OSError as error:
-        kept = folder.last_checkpoint()
-        hint = f"The last checkpoint is {kept}; to go on from it" if kept else "To try again"
-        raise RunError(
-            f"cannot write to {folder.path}: {error.strerror or error}. {hint}: cwy resume {folder.path}"
-        ) from error  # fmt: skip
+        hint = f" To go on from its last checkpoint: cwy resume {folder.path}" if folder.last_checkpoint() else ""
+        raise RunError(f"cannot write to the folder {folder.path}: {error.strerror or error}.{hint}") from error
     display.say(_told(record, folder))
     return 0
 
 
 def _problem(settings: Settings, folder: Folder, go_on: bool) -> str:
     """Why the run can't lie in this folder; empty if it can."""
-    if not folder.exists:
-        return ""
-    there, here = folder.settings().to_dict(), settings.to_dict()
+    try:
+        if not folder.exists:
+            return ""
+        there, here = folder.settings().to_dict(), settings.to_dict()
+    except OSError as error:
+        return f"cannot read the folder {folder.path}: {error.strerror}."
     differ = [f"{key} is {there.get(key)} there" for key in here if there.get(key) != here[key] and key != "device"]
     if differ:
         return f"{folder.path} holds another run: {', '.join(differ)}. Choose another --out."

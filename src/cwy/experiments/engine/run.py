@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import torch
+from torch import Tensor
 
 from ... import __version__, info
 from . import checkpoint, files, log
@@ -73,11 +74,11 @@ class Folder:
     def write_record(self, record: dict[str, Any]) -> None:
         files.write_json(self.path / RECORD, record)
 
-    def write_weights(self, name: str, model: torch.nn.Module) -> None:
-        """The state dict as safetensors, on the CPU."""
+    def write_weights(self, name: str, weights: dict[str, Tensor]) -> None:
+        """A state dict as safetensors."""
         from safetensors.torch import save
 
-        state = {key: value.detach().cpu().contiguous() for key, value in model.state_dict().items()}
+        state = {key: value.detach().cpu().contiguous() for key, value in weights.items()}
         # Complex tensors as pairs of real ones: safetensors knows complex64 alone, and that not everywhere.
         split = {key: torch.view_as_real(value).contiguous() for key, value in state.items() if value.is_complex()}
         files.write(self.path / name, save(state | split, {"format": "pt", "complex": json.dumps(sorted(split))}))
