@@ -25,7 +25,7 @@ def run(*arguments: str | Path, cwd: Path | None = None, **env: str) -> subproce
     return subprocess.run([str(a) for a in arguments], cwd=cwd, env=env, capture_output=True, text=True, encoding="utf-8")
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["demo", "--help"], ["--version"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["demo", "--help"], ["train", "--help"], ["--version"]])
 def test_help_and_version_do_not_wait_for_torch(arguments):
     done = run(
         sys.executable,
