@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 
 from . import figure
@@ -17,11 +18,12 @@ PAGE = "report.html"
 def write(runs: Sequence[Run], out: Path) -> list[Path]:
     """Reports on runs into a folder; returns the page and, after it, each figure as PNG and SVG."""
     panels = arrange(runs)
+    drawn = {panel.slug: _figures(panel) for panel in panels}
     files: dict[str, bytes] = {}
-    for panel in panels:
-        for name, drawn, _ in _figures(panel):
-            files |= {f"{name}.png": figure.png(drawn), f"{name}.svg": figure.svg(drawn).encode()}
-    files = {PAGE: page(panels, {panel.slug: elements(panel) for panel in panels}).encode(), **files}
+    for name, one, _ in chain.from_iterable(drawn.values()):
+        files |= {f"{name}.png": figure.png(one), f"{name}.svg": figure.svg(one).encode()}
+    inlined = {slug: [figure.inline(one, name, text) for name, one, text in figures] for slug, figures in drawn.items()}
+    files = {PAGE: page(panels, inlined).encode(), **files}
     for name, content in files.items():
         _replace(out / name, content)
     return [out / name for name in files]
