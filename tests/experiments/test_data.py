@@ -4,10 +4,11 @@ import gzip
 import hashlib
 import io
 import os
+import subprocess
+import sys
 import tarfile
 import threading
 import zipfile
-from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -79,8 +80,12 @@ def test_a_cut_download_goes_on_where_it_stopped(ranges, tmp_path):
 
 
 def test_several_processes_may_fetch_at_once(tmp_path):
-    with Server(cut=40_000, file=CONTENT) as server, ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda _: fetch(dataset(server.home), tmp_path), range(4)))
+    with Server(cut=40_000, file=CONTENT) as server:
+        some = dataset(server.home)
+        call = f"from pathlib import Path; from cwy.experiments.data import *; fetch({some!r}, Path({str(tmp_path)!r}))"
+        processes = [subprocess.Popen([sys.executable, "-c", call]) for _ in range(4)]
+        assert [process.wait() for process in processes] == [0] * 4
+        assert len(server.asked) == 8, "one fetches, the others wait"
     assert (tmp_path / "some/file").read_bytes() == CONTENT
     assert left(tmp_path) == ["some/file"]
 

@@ -57,6 +57,8 @@ class Loop:
         self.meter, self.guard = Meter(self.device), Guard(self.model.parameters(), self.device)
         self.state = State(crossings={f"{value:g}": None for value in self.task.crossings})
         self.clock = Clock()
+        # As it is now: the code may be changed while the run goes on.
+        self.environment = environment(settings, self.device)
         self.log: Log | None = None
         self.read_at = 0, 0.0
         self.checked: tuple[int, float | None] = (-1, None)
@@ -213,7 +215,7 @@ class Loop:
 
     def _finish(self) -> dict[str, Any]:
         record = {
-            **environment(self.settings, self.device),
+            **self.environment,
             "started": self.state.started,
             "status": "finished",
             "steps": self.step,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Sequence
+from html import escape
 from typing import Any
 
 import numpy as np
@@ -140,7 +141,7 @@ def inline(figure: Figure, name: str, text: str) -> str:
     drawn = re.sub(r'(id="|url\(#|href="#)', rf"\g<1>{name}--", drawn)
     drawn = re.sub(r"<metadata>.*?</metadata>", "", drawn, flags=re.DOTALL)
     drawn = re.sub(r"font: ([^;\"]*?)'DejaVu Sans'[^;\"]*", r"font: \1var(--font)", drawn)
-    return re.sub(r'^<svg[^>]*?viewBox="([^"]*)"[^>]*>', rf'<svg viewBox="\1" role="img" aria-label="{text}">', drawn)
+    return re.sub(r'^<svg[^>]*?viewBox="([^"]*)"[^>]*>', rf'<svg viewBox="\1" role="img" aria-label="{escape(text)}">', drawn)
 
 
 def _save(figure: Figure, kind: str, **options: Any) -> bytes:

@@ -25,7 +25,7 @@ def page(panels: Sequence[Panel], figures: dict[str, list[str]]) -> str:
     runs = [run for panel in panels for run in panel.runs]
     alone = len(panels) == 1
     return Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
-        title=escape(_heading(panels[0]) if alone else _title(panels)),
+        title=escape(heading(panels[0]) if alone else _title(panels)),
         lead=_lead(runs),
         findings="" if alone else _findings(panels),
         panels="\n".join(_panel(panel, figures[panel.slug], alone) for panel in panels),
@@ -35,7 +35,8 @@ def page(panels: Sequence[Panel], figures: dict[str, list[str]]) -> str:
     )
 
 
-def _heading(panel: Panel) -> str:
+def heading(panel: Panel) -> str:
+    """What a panel is, and what it shows."""
     return f"{panel.title}: {panel.finding}"
 
 
@@ -57,12 +58,15 @@ def _findings(panels: Sequence[Panel]) -> str:
     return f'<ul class="findings">{"".join(rows)}</ul>'
 
 
-def _panel(panel: Panel, figures: Sequence[str], alone: bool) -> str:
-    heading = "" if alone else f"<h2>{escape(_heading(panel))}</h2>"
-    seeds = "Thick: the mean over seeds; thin: each seed. " if any(len(one.runs) > 1 for one in panel.series) else ""
-    return f"""<section id="{escape(panel.slug)}">
-{heading}<p>{escape(panel.description.about)}</p>
+def section(panel: Panel, figures: Sequence[str]) -> str:
+    """A panel without its heading: what it is about, its table, its figures."""
+    note = "Thick: the mean over seeds; thin: each seed." if any(len(one.runs) > 1 for one in panel.series) else ""
+    return f"""<p>{escape(panel.description.about)}</p>
 {tables.summary(panel)}
 {"".join(f"<figure>{figure}</figure>" for figure in figures)}
-<p class="note">{seeds}Point at a row of the table to see its curve alone.</p>
-</section>"""
+<p class="note">{note}</p>"""
+
+
+def _panel(panel: Panel, figures: Sequence[str], alone: bool) -> str:
+    title = "" if alone else f"<h2>{escape(heading(panel))}</h2>"
+    return f'<section id="{escape(panel.slug)}">{title}{section(panel, figures)}</section>'

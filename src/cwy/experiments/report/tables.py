@@ -34,7 +34,7 @@ def summary(panel: Panel) -> str:
 
 def every_run(panels: Sequence[Panel]) -> str:
     """A row a run."""
-    rows = []
+    rows, several = [], len(panels) > 1
     for panel in panels:
         for one in panel.series:
             for run in one.runs:
@@ -42,10 +42,10 @@ def every_run(panels: Sequence[Panel]) -> str:
                 best = "{metric} {value:.4g} at {step:,}".format(**record["best"]) if record.get("best") else "–"
                 drift = [row["orthogonality_error"] for row in run.metrics if row.get("orthogonality_error") is not None]
                 size = f"{record['parameters']:,}" if "parameters" in record else "–"
-                cells = [panel.title, one.label, str(run.seed), run.status, f"{run.steps:,}", best]
-                rows.append(_row([*cells, number(max(drift)) if drift else "–", size, run.folder.name]))
-    heads = ("task", "method", "seed", "status", "iterations", "best", "orthogonality error", "parameters", "folder")
-    return _table(heads, rows)
+                cells = [one.label, str(run.seed), run.status, f"{run.steps:,}", best, number(max(drift)) if drift else "–"]
+                rows.append(_row([*[panel.title] * several, *cells, size, run.folder.name]))
+    heads = ("method", "seed", "status", "iterations", "best", "orthogonality error", "parameters", "folder")
+    return _table([*["task"] * several, *heads], rows)
 
 
 def settings(runs: Sequence[Run]) -> str:

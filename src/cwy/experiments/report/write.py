@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 
 from . import figure
 from .page import page
-from .panels import arrange
+from .panels import Panel, arrange
 from .runs import Run
 
 PAGE = "report.html"
@@ -17,20 +18,29 @@ PAGE = "report.html"
 def write(runs: Sequence[Run], out: Path) -> list[Path]:
     """Reports on runs into a folder; returns the page and, after it, each figure as PNG and SVG."""
     panels = arrange(runs)
+    drawn = {panel.slug: _figures(panel) for panel in panels}
     files: dict[str, bytes] = {}
-    elements: dict[str, list[str]] = {}
-    for panel in panels:
-        elements[panel.slug] = []
-        for curve in panel.description.curves:
-            if panel.drawn(curve):
-                name, drawn = f"{panel.slug}-{curve.name}", figure.draw(panel, curve)
-                files[f"{name}.png"], files[f"{name}.svg"] = figure.png(drawn), figure.svg(drawn).encode()
-                text = f"{panel.title}: {curve.label} over {curve.along_label}"
-                elements[panel.slug].append(figure.inline(drawn, name, text))
-    files = {PAGE: page(panels, elements).encode(), **files}
+    for name, one, _ in chain.from_iterable(drawn.values()):
+        files |= {f"{name}.png": figure.png(one), f"{name}.svg": figure.svg(one).encode()}
+    inlined = {slug: [figure.inline(one, name, text) for name, one, text in figures] for slug, figures in drawn.items()}
+    files = {PAGE: page(panels, inlined).encode(), **files}
     for name, content in files.items():
         _replace(out / name, content)
     return [out / name for name in files]
+
+
+def elements(panel: Panel) -> list[str]:
+    """A panel's figures as SVG elements of a page."""
+    return [figure.inline(drawn, name, text) for name, drawn, text in _figures(panel)]
+
+
+def _figures(panel: Panel) -> list[tuple[str, figure.Figure, str]]:
+    """Name, figure and words of each curve that has something to draw."""
+    return [
+        (f"{panel.slug}-{curve.name}", figure.draw(panel, curve), f"{panel.title}: {curve.label} over {curve.along_label}")
+        for curve in panel.description.curves
+        if panel.drawn(curve)
+    ]
 
 
 def _replace(path: Path, content: bytes) -> None:
