@@ -1,11 +1,13 @@
 """A run stopped at any moment and resumed is the run that was never stopped."""
 
 import json
+import shutil
 import signal
 
 import pytest
 
 from cwy.experiments.engine.command import RunError
+from cwy.experiments.engine.config import ConfigError
 from cwy.experiments.engine.loop import Stopped
 from cwy.experiments.engine.signals import Stop
 
@@ -67,6 +69,18 @@ def test_resume_restarts_a_run_without_checkpoint_and_leaves_a_finished_one(whol
     status, said = resume(run)
     assert (status, "is finished" in said) == (0, True)
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize(("name", "error"), [("config.json", ConfigError), ("metrics.jsonl", RunError)])
+def test_a_damaged_file_is_named(name, error, whole, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(whole, run)
+    (run / "record.json").unlink()
+    content = (run / name).read_bytes()
+    (run / name).write_bytes(b"\0" + content[1:])
+    with pytest.raises(error, match=f"{name} is damaged"):
+        resume(run)
+    assert (run / name).read_bytes() == b"\0" + content[1:]
 
 
 def test_the_log_has_every_step_once(whole):

@@ -37,11 +37,13 @@ class RecurrentConfig(Config):
     base_every: int | None = None
 
 
-def start(method: str, init: str) -> dict[str, Any]:
-    """How a method starts in a recipe: the baselines and the methods that have no inverse in their own way."""
+def start(method: str, init: str, nonlinearity: str = "modrelu") -> dict[str, Any]:
+    """How a method starts in a recipe: the baselines as torch starts them, the unitary methods at random with modReLU."""
     if method in BASELINES:
         return {"init": None, "nonlinearity": "tanh"}
-    return {"init": init if METHODS[method].real else "random"}
+    if not METHODS[method].real:
+        return {"init": "random", "nonlinearity": "modrelu"}
+    return {"init": init, "nonlinearity": nonlinearity}
 
 
 class Recurrent(nn.Module):

@@ -30,15 +30,18 @@ class AddingConfig(RecurrentConfig):
 
 
 def standard(method: str, T: int) -> AddingConfig:
-    """N = 170, batch 128, Helfrich's initial angles."""
-    return AddingConfig(T=T, hidden_size=170, lr=1e-3, orthogonal_lr=1e-4, evaluate_every=500, **start(method, "helfrich"))
+    """N = 170, batch 128, Adam, relu, Helfrich's initial angles."""
+    return AddingConfig(
+        T=T, hidden_size=170, iterations=10_000, optimizer="adam", lr=2e-3, orthogonal_lr=2e-4, evaluate_every=500,
+        **start(method, "helfrich", "relu"),
+    )  # fmt: skip
 
 
 def small(method: str) -> AddingConfig:
     """Learnt on a CPU within half a minute."""
     return AddingConfig(
-        T=40, hidden_size=48, batch_size=64, iterations=1000, lr=2e-3, orthogonal_lr=2e-4, evaluate_every=250, save_every=250,
-        **start(method, "helfrich"),
+        T=40, hidden_size=48, batch_size=64, iterations=2000, optimizer="adam", lr=5e-3, orthogonal_lr=5e-4, evaluate_every=500,
+        **start(method, "helfrich", "relu"),
     )  # fmt: skip
 
 

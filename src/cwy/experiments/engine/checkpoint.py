@@ -11,12 +11,9 @@ from typing import Any
 import torch
 
 from . import files
+from .files import Damaged
 
 KEEP = 2
-
-
-class Damaged(ValueError):
-    """A checkpoint whose bytes are not those that were written."""
 
 
 def save(folder: Path, step: int, state: dict[str, Any]) -> Path:
@@ -28,6 +25,8 @@ def save(folder: Path, step: int, state: dict[str, Any]) -> Path:
     path = folder / f"step-{step:08d}.pt"
     if path.exists():
         return path
+    for left in folder.glob(".*.partial"):
+        left.unlink()
     buffer = io.BytesIO()
     torch.save(state, buffer)
     content = buffer.getvalue()

@@ -12,10 +12,10 @@ from rich.console import Console
 
 from ..data import DataError
 from . import task
-from .checkpoint import Damaged
 from .config import ConfigError
 from .display import Display
 from .distributed import Group
+from .files import Damaged
 from .loop import Loop, Stopped
 from .meter import Diverged
 from .run import Folder

@@ -50,11 +50,13 @@ def read(path: Path) -> list[dict[str, Any]]:
     """The lines of a log; none if there is no file, and a last one that was cut short is left out."""
     if not path.exists():
         return []
+    *lines, _ = path.read_text(encoding="utf-8", errors="replace").split("\n")
     rows = []
-    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
-        if not line.endswith("\n"):
-            break
-        rows.append(json.loads(line))
+    for number, line in enumerate(lines, 1):
+        try:
+            rows.append(json.loads(line))
+        except ValueError as error:
+            raise files.Damaged(f"{path} is damaged: line {number}: {error}.") from None
     return rows
 
 

@@ -56,7 +56,7 @@ class Loop:
         self.optimizer = optimizers.build(self.model, self.config)
         self.meter, self.guard = Meter(self.device), Guard(self.model.parameters(), self.device)
         self.state = State(crossings={f"{value:g}": None for value in self.task.crossings})
-        self.clock = Clock()
+        self.environment, self.clock = environment(settings, self.device), Clock()
         # As it is now: the code may be changed while the run goes on.
         self.environment = environment(settings, self.device)
         self.log: Log | None = None

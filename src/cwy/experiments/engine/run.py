@@ -47,10 +47,12 @@ class Folder:
         """What the run was started with; a file that is not whole or not known raises."""
         path = self.path / CONFIG
         try:
-            return Settings.from_dict(json.loads(path.read_text(encoding="utf-8")))
+            return Settings.from_dict(files.read_json(path))
         except FileNotFoundError:
             raise ConfigError(f"{self.path} is not a run folder: it has no {CONFIG}.") from None
-        except ValueError as error:
+        except files.Damaged as damage:
+            raise ConfigError(str(damage)) from None
+        except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from None
 
     def lock(self) -> IO[bytes]:
@@ -65,7 +67,7 @@ class Folder:
 
     def record(self) -> dict[str, Any]:
         """The record of a finished run."""
-        return json.loads((self.path / RECORD).read_text(encoding="utf-8"))
+        return files.read_json(self.path / RECORD)
 
     def rows(self) -> list[dict[str, Any]]:
         """The lines of its log."""

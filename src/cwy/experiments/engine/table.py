@@ -9,6 +9,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from .config import ConfigError
+from .files import Damaged
 from .run import CONFIG, Folder
 
 
@@ -29,14 +30,12 @@ def _rows(root: Path) -> Iterator[list[str]]:
         folder = Folder(path)
         name = path.relative_to(root).as_posix() if path != root else path.name
         try:
-            settings = folder.settings()
-        except ConfigError:
-            yield [name, *[""] * 5, "?"]
+            settings, rows, record = folder.settings(), folder.rows(), folder.record() if folder.finished else None
+        except (ConfigError, Damaged):
+            yield [name, *[""] * 5, "damaged"]
             continue
-        rows = folder.rows()
         finals = {row["split"]: row for row in rows}
         final = finals.get("test") or finals.get("train") or {}
-        record = folder.record() if folder.finished else None
         best = record["best"] if record else None
         yield [
             name if path != root else f"{settings.task}/{settings.name}",
