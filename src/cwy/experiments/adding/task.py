@@ -23,7 +23,6 @@ class Adding(RecurrentTask):
     """
 
     name = "adding"
-    about = "add the two marked numbers of T"
     Config = AddingConfig
     recipes = RECIPES
     best = ("test", "loss", operator.lt)

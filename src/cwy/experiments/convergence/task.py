@@ -52,7 +52,6 @@ class Convergence(Task[ConvergenceConfig]):
     """
 
     name = "convergence"
-    about = "SGD reaches a stationary point (Theorem 4)"
     Config = ConvergenceConfig
     recipes = RECIPES
     best = None

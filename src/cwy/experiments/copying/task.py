@@ -24,7 +24,6 @@ class Copying(RecurrentTask):
     """
 
     name = "copying"
-    about = "say ten symbols again, T steps later"
     Config = CopyingConfig
     recipes = RECIPES
     best = ("test", "loss", operator.lt)

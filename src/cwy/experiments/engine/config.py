@@ -24,7 +24,7 @@ class Config:
         optimizer: "rmsprop", "adam" or "sgd".
         lr, orthogonal_lr: the rates of the free and of the constrained parameters.
         alpha: the smoothing of rmsprop.
-        log_every: steps between two lines of the log. Nothing else waits for the device.
+        log_every: steps between two lines of the log; between them the host does not wait for the device.
         evaluate_every: steps between two evaluations; None is an epoch, or the end alone where a task has none.
         save_every: steps between two checkpoints.
     """

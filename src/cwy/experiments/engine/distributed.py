@@ -46,18 +46,14 @@ class Group:
         if self.size == 1:
             yield
             return
-        mine = not dist.is_initialized()
-        if mine:
-            # Numbers on the host go by gloo, so that nobody waits for the GPU to agree on something.
-            dist.init_process_group("cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo")
+        # Numbers on the host go by gloo, so that nobody waits for the GPU to agree on something.
+        dist.init_process_group("cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo")
         try:
             yield
         finally:
             if self._pending is not None:
                 self._pending.wait()
-                self._pending = None
-            if mine:
-                dist.destroy_process_group()
+            dist.destroy_process_group()
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """The model, its gradients averaged over the ranks in every backward."""
@@ -115,7 +111,8 @@ class Group:
             return content
         length = torch.tensor([len(content)])
         dist.broadcast(length, 0)
-        data = torch.frombuffer(bytearray(content), dtype=torch.uint8) if self.first and content else None
-        data = torch.empty(int(length), dtype=torch.uint8) if data is None else data
+        data = torch.empty(int(length), dtype=torch.uint8)
+        if self.first and content:
+            data.copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
         dist.broadcast(data, 0)
         return data.numpy().tobytes()

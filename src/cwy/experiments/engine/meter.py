@@ -43,7 +43,8 @@ class Meter:
     def read(self, group: Group) -> dict[str, float]:
         """The means, and a new start. Waits for the device."""
         means = (group.mean(self.sums) / max(self.steps, 1)).tolist()
-        self.sums, self.steps = torch.zeros_like(self.sums), 0
+        self.sums.zero_()
+        self.steps = 0
         return dict(zip(self.names, means, strict=True))
 
     def state_dict(self, group: Group) -> dict[str, Any]:

@@ -81,7 +81,6 @@ class Task(ABC, Generic[C]):
     """
 
     name: ClassVar[str]
-    about: ClassVar[str]
     Config: ClassVar[type[Config]]
     recipes: ClassVar[dict[str, Recipe]]
     """Settings by name; each is a function of the method. Published ones are added, never edited. The first is the default."""

@@ -27,7 +27,6 @@ class Pixels(RecurrentTask):
     """
 
     name = "mnist"
-    about = "the digit of 784 pixels, seen one by one"
     Config = PixelsConfig
     recipes = RECIPES
     best = ("test", "accuracy", operator.gt)
@@ -86,7 +85,6 @@ class PermutedPixels(Pixels):
     """The same pixels in an order that is fixed and has no meaning."""
 
     name = "pmnist"
-    about = "the same, the pixels in a fixed random order"
 
     def _sequences(self, images: Tensor) -> Tensor:
         import numpy as np
