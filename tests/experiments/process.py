@@ -13,6 +13,11 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from cwy.experiments.engine import command as engine
+from cwy.experiments.engine import task
+from cwy.experiments.engine.display import Display
+from cwy.experiments.engine.distributed import Group
+from cwy.experiments.engine.loop import Loop
+from cwy.experiments.engine.run import Folder
 
 SETTINGS = {
     "T": 5,
@@ -26,19 +31,25 @@ SETTINGS = {
 ENV = {**os.environ, "COLUMNS": "100", "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8"}
 
 
-def arguments(out: Path, *more: str, task: str = "copying/small", **settings: object) -> list[str]:
+def arguments(out: Path, *more: str, what: str = "copying/small", **settings: object) -> list[str]:
     every = {**SETTINGS, **settings}
-    return ["train", task, "--out", str(out), *more, *(part for k, v in every.items() for part in ("--set", f"{k}={v}"))]
+    return ["train", what, "--out", str(out), *more, *(part for k, v in every.items() for part in ("--set", f"{k}={v}"))]
 
 
 def train(
-    out: Path, methods=("cwy",), seeds=(0,), task="copying/small", precision="float32", **settings: object
+    out: Path, methods=("cwy",), seeds=(0,), what="copying/small", precision="float32", **settings: object
 ) -> tuple[int, str]:
     """``cwy train`` in this process: its status, and what it printed."""
     console, every = Console(file=io.StringIO(), width=100), {**SETTINGS, **settings}
     texts = [f"{key}={value}" for key, value in every.items()]
-    status = engine.train(task, methods, seeds, texts, "cpu", precision, False, out, console)
+    status = engine.train(what, methods, seeds, texts, "cpu", precision, False, out, console)
     return status, console.file.getvalue()
+
+
+def loop(folder: Path, method: str = "cwy", **settings: object) -> Loop:
+    """A run that is set up but not started."""
+    texts = tuple(f"{key}={value}" for key, value in (SETTINGS | settings).items())
+    return Loop(task.settings("copying/small", method, assignments=texts), Folder(folder), Group("cpu"), Display(None))
 
 
 def resume(folder: Path) -> tuple[int, str]:

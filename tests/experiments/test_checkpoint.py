@@ -14,14 +14,11 @@ import pytest
 import torch
 from rich.console import Console
 
-from cwy.experiments.engine import checkpoint, task
+from cwy.experiments.engine import checkpoint
 from cwy.experiments.engine.display import Display
-from cwy.experiments.engine.distributed import Group
-from cwy.experiments.engine.loop import Loop
 from cwy.experiments.engine.meter import Diverged
-from cwy.experiments.engine.run import Folder
 
-from .process import SETTINGS, arguments, cwy, numbers, resume, rows, same, weights
+from .process import arguments, cwy, loop, numbers, resume, rows, same, weights
 
 
 def saver(folder, step):
@@ -123,11 +120,6 @@ def test_a_folder_that_cannot_be_written_is_named_and_nothing_is_left(tmp_path):
         assert done.stderr.count("\n") == 1
         assert not out.parent.is_dir()
     assert [path.name for path in tmp_path.rglob("*")] == ["file"]
-
-
-def loop(folder, **settings):
-    texts = [f"{key}={value}" for key, value in (SETTINGS | settings).items()]
-    return Loop(task.settings("copying/small", "cwy", assignments=texts), Folder(folder), Group("cpu"), Display(None))
 
 
 def test_a_gradient_that_is_not_finite_stops_the_run_before_its_step(tmp_path):

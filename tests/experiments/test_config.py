@@ -71,7 +71,10 @@ def test_a_mistake_is_named_with_what_is_near(what, method, assignment, message)
     assert message in str(error.value)
 
 
-@pytest.mark.parametrize("change", [{"lr": "fast"}, {"lrr": 1.0}, {"batch_size": 1.5}, {"batch_size": True}, {"T": None}])
+@pytest.mark.parametrize(
+    "change",
+    [{"lr": "fast"}, {"lrr": 1.0}, {"batch_size": 1.5}, {"batch_size": True}, {"T": None}, {"seed": "1"}, {"method": "cwi"}],
+)
 def test_a_changed_config_file_is_refused(change):
     values = task.settings("copying/small", "cwy").to_dict() | change
     with pytest.raises(ConfigError, match=next(iter(change))):

@@ -24,7 +24,7 @@ def close(a, b):
 @pytest.mark.slow
 def test_two_ranks_equal_one_process(tmp_path):
     # Seven examples: four for one rank, three for the other.
-    methods, settings = ("cwy", "dtriv", "lstm"), {"task": "adding/small", "iterations": 25, "T": 9, "batch_size": 7}
+    methods, settings = ("cwy", "dtriv", "lstm"), {"what": "adding/small", "iterations": 25, "T": 9, "batch_size": 7}
     done = cwy(*arguments(tmp_path / "two", "--method", ",".join(methods), *DOUBLE, **settings), ranks=2)
     assert done.returncode == 0, done.stderr
     assert train(tmp_path / "one", methods, precision="float64", **settings)[0] == 0

@@ -6,8 +6,10 @@ import signal
 import pytest
 
 from cwy.experiments.engine.command import RunError
+from cwy.experiments.engine.loop import Stopped
+from cwy.experiments.engine.signals import Stop
 
-from .process import arguments, numbers, resume, rows, same, start, until, weights
+from .process import arguments, loop, numbers, resume, rows, same, start, train, until, weights
 
 
 def test_stopped_and_resumed_equals_never_stopped(whole, tmp_path):
@@ -27,6 +29,30 @@ def test_stopped_and_resumed_equals_never_stopped(whole, tmp_path):
     assert numbers(run) == numbers(whole)
     first, second = (json.loads((folder / "record.json").read_text()) for folder in (run, whole))
     assert [first[key] for key in ("steps", "best", "crossings")] == [second[key] for key in ("steps", "best", "crossings")]
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("dtriv", {"base_every": 3}),
+        ("dtriv", {"base_every": 4, "optimizer": "adam"}),
+        ("urnn", {"optimizer": "adam"}),
+        ("cwy", {"reflections": 3, "nonlinearity": "abs"}),
+        ("lstm", {"optimizer": "sgd"}),
+    ],
+)
+def test_every_kind_of_state_is_remembered(method, settings, tmp_path):
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    settings = settings | {"iterations": 20, "lr": 1e-2, "orthogonal_lr": 1e-2}
+    assert train(whole, (method,), **settings)[0] == 0
+    stop, stopped = Stop(), loop(run, method, **settings)
+    # Asked to stop amid the backward of step 9.
+    stopped.model.readout.bias.register_hook(lambda g: setattr(stop, "signal", 15 if stopped.step == 8 else 0))
+    with pytest.raises(Stopped, match="stopped at step 9, and saved"):
+        stopped.run(stop)
+    assert resume(run)[0] == 0
+    assert same(weights(run), weights(whole))
+    assert numbers(run) == numbers(whole)
 
 
 def test_resume_restarts_a_run_without_checkpoint_and_leaves_a_finished_one(whole, tmp_path):

@@ -56,7 +56,7 @@ def test_a_finished_run_is_described_whole(whole):
 def test_every_method_trains(name, tmp_path):
     methods = task.load(name).methods()
     assert {"cwy", "hr", "exprnn", "dtriv", "scornn", "urnn", "eurnn", "rnn", "gru", "lstm"} <= set(methods)
-    status, said = train(tmp_path, methods, task=f"{name}/small", hidden_size=6, iterations=2, log_every=2)
+    status, said = train(tmp_path, methods, what=f"{name}/small", hidden_size=6, iterations=2, log_every=2)
     assert status == 0, said
     assert len(list(tmp_path.glob("*/record.json"))) == len(methods)
 
@@ -79,7 +79,7 @@ def test_a_moving_base_keeps_the_weight_and_resumes(tmp_path):
 @pytest.mark.parametrize("name", ["copying", "adding"])
 def test_the_golden_curve(name, tmp_path):
     settings = {"T": 10, "hidden_size": 32, "batch_size": 32, "iterations": 50, "log_every": 10, "lr": 1e-3}
-    assert train(tmp_path / "run", task=f"{name}/small", **settings)[0] == 0
+    assert train(tmp_path / "run", what=f"{name}/small", **settings)[0] == 0
     losses = [row["loss"] for row in rows(tmp_path / "run") if row["split"] == "train"]
     assert losses == pytest.approx(GOLDEN[name], abs=1e-4)
 

@@ -55,8 +55,8 @@ def train(
         for seed in seeds
     ]
     name = every[0].task
-    group = Group(device)
-    with group.joined(), Stop() as stop:
+    group, stop = Group(device), Stop()
+    with group.joined():
         if len(every) == 1:
             folder = Folder(out or Path("runs") / name / every[0].name)
             return _start(every[0], folder, group, stop, console, go_on=False)
@@ -71,8 +71,8 @@ def resume(path: Path, device: str | None, console: Console) -> int:
     settings = settings if device is None else replace(settings, device=device)
     check_device(settings.device)
     group = Group(settings.device)
-    with group.joined(), Stop() as stop:
-        return _start(settings, folder, group, stop, console, go_on=True)
+    with group.joined():
+        return _start(settings, folder, group, Stop(), console, go_on=True)
 
 
 def check_device(name: str) -> None:
@@ -118,7 +118,8 @@ def _start(settings: Settings, folder: Folder, group: Group, stop: Stop, console
     except (ValueError, TypeError, DataError) as error:
         raise RunError(str(error)) from error
     try:
-        record = loop.run(stop)
+        with stop:
+            record = loop.run(stop)
     except (ConfigError, Damaged) as error:
         raise RunError(str(error)) from error
     except OSError as error:

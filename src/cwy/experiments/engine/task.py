@@ -61,7 +61,12 @@ class Settings:
             raise ConfigError(f"the settings lack {', '.join(missing)}.")
         head = {key: values[key] for key in keys}
         rest = {key: value for key, value in values.items() if key not in keys}
-        return cls(**head, config=load(head["task"]).Config.from_dict(rest))
+        task = load(head["task"])
+        choose("method", head["method"], task.methods())
+        choose("precision", head["precision"], PRECISIONS)
+        if type(head["seed"]) is not int:
+            raise ConfigError(f"seed must be a whole number, got {head['seed']!r}.")
+        return cls(**head, config=task.Config.from_dict(rest))
 
 
 class Task(ABC, Generic[C]):
