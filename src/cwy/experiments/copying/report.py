@@ -26,7 +26,7 @@ def baseline(config: Config) -> float:
 
 def _gain(run: Run) -> float | None:
     loss = run.last("train", "loss")
-    return None if not loss else baseline(run.config) / loss
+    return None if loss is None else baseline(run.config) / loss if loss else math.inf
 
 
 def finding(series: Sequence[Series]) -> str:

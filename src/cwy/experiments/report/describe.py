@@ -45,7 +45,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Column:
-    """One number a run, tabulated over its seeds; ``absent`` stands for None."""
+    """One number a run, tabulated over its seeds; ``absent`` stands for None once the runs have ended."""
 
     heading: str
     value: Callable[[Run], float | None]

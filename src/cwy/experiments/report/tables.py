@@ -81,7 +81,7 @@ def _over_seeds(column: Column, runs: Sequence[Run]) -> str:
     values = [column.value(run) for run in runs]
     known = [value for value in values if value is not None]
     if not known:
-        return escape(column.absent)
+        return escape(column.absent if all(run.record for run in runs) else "–")
     low, high = column.form(min(known)), column.form(max(known))
     spread = [f"{low} to {high}"] if low != high else []
     if len(known) < len(values):
