@@ -1,7 +1,7 @@
 """The engine of every experiment.
 
 A task is a subclass of :class:`~cwy.experiments.engine.task.Task` in a folder of its own, beside this one, whose
-``__init__`` lists it in ``TASKS``; its name is added to ``_HOMES`` in ``task.py``. It says:
+``__init__`` lists it in ``TASKS``; its name is added to ``HOMES`` in ``task.py``. It says:
 
 - ``Config``, a frozen dataclass below :class:`~cwy.experiments.engine.config.Config`, and ``recipes``, functions
   ``method -> Config`` by name;
@@ -9,5 +9,5 @@ A task is a subclass of :class:`~cwy.experiments.engine.task.Task` in a folder o
   ``watch(model)`` (metrics of the gradients), ``rate(step)`` (a schedule), ``after_step(...)``.
 
 ``loop.Loop(settings, folder, group, display).run()`` trains one; the rest are its parts: config, checkpoint, log, run
-(the folder), signals, distributed. ``command`` is what the command line calls.
+(the folder), state, signals, distributed. ``command`` is what the command line calls.
 """

@@ -77,7 +77,7 @@ class Loop:
 
         Raises:
             Stopped: a signal came; the state is saved.
-            Diverged: a loss or gradient was not finite (its step is not taken), or a weight no longer orthogonal.
+            Diverged: a loss or gradient was not finite (it never reaches the weights), or a weight no longer orthogonal.
         """
         stop = stop or Stop()
         with ExitStack() as opened:
