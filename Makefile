@@ -8,7 +8,7 @@ READY := .venv/ready
 help:  ## what can be made
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
 
-demo: $(READY)  ## the methods side by side on a small problem: a table and a picture
+demo: $(READY)  ## who remembers ten symbols? a minute of training, a table and a picture
 	$(BIN)/cwy demo
 
 test: $(READY)  ## every test that this machine can run

@@ -3,12 +3,20 @@
 import html
 import re
 import textwrap
+from pathlib import Path
 
 import griffe
 from latex2mathml.converter import convert
 from mkdocs.exceptions import PluginError
 
 import cwy
+from cwy.experiments.report import find_runs, write
+from cwy.experiments.report.page import heading, section
+from cwy.experiments.report.panels import arrange
+from cwy.experiments.report.write import elements
+
+REPORT = r"{{ report (\w+) }}"
+RECORDS = Path(__file__).parent.parent / "results"
 
 
 def methods_table() -> str:
@@ -20,6 +28,21 @@ def methods_table() -> str:
         numbers = "no" if not m.complex else "yes" if m.real else "only"
         rows.append(f"| {name} | {domain} | {m.kind} | {numbers} | {m.about} | {m.paper} |")
     return "\n".join(rows)
+
+
+def report(task: str) -> str:
+    """What `cwy report` says of a task's committed runs: tables and figures, and a link to the whole page."""
+    shown = [f"<h3>{html.escape(heading(p))}</h3>{section(p, elements(p))}" for p in arrange(find_runs([RECORDS / task]))]
+    whole = f'<p><a href="results/{task}/report.html">Every run, with settings and environment</a></p>'
+    return f'<div class="report">{"".join(shown)}{whole}</div>'
+
+
+def on_post_build(config, **_) -> None:
+    """Puts the whole reports beside the page that links to them."""
+    for task in re.findall(REPORT, (Path(config["docs_dir"]) / "results.md").read_text()):
+        out = Path(config["site_dir"]) / "results" / task
+        out.mkdir(parents=True, exist_ok=True)
+        write(find_runs([RECORDS / task]), out)
 
 
 def mathml(tex: str, display: str) -> str:
@@ -38,6 +61,7 @@ def on_page_markdown(markdown: str, **_) -> str:
 
 
 def on_page_content(content: str, **_) -> str:
+    content = re.sub(f"<p>{REPORT}</p>", lambda m: report(m[1]), content)
     content = re.sub(
         r'<(span|div) class="arithmatex">\s*\\[(\[](.*?)\\[)\]]\s*</\1>',
         lambda m: mathml(html.unescape(m[2]).strip(), "block" if m[1] == "div" else "inline"),

@@ -3,15 +3,16 @@
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
-from dataclasses import replace
+import time
 from pathlib import Path
 
 import pytest
-import torch
 from matplotlib.image import imread
+from rich.console import Console
 
 import cwy
 from cwy.experiments import demo
@@ -24,7 +25,7 @@ def run(*arguments: str | Path, cwd: Path | None = None, **env: str) -> subproce
     return subprocess.run([str(a) for a in arguments], cwd=cwd, env=env, capture_output=True, text=True, encoding="utf-8")
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["demo", "--help"], ["--version"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["demo", "--help"], ["train", "--help"], ["--version"]])
 def test_help_and_version_do_not_wait_for_torch(arguments):
     done = run(
         sys.executable,
@@ -38,34 +39,47 @@ def test_help_and_version_do_not_wait_for_torch(arguments):
     assert ("Usage" if "--help" in arguments else f"cwy {cwy.__version__}") in done.stdout
 
 
-@pytest.mark.parametrize("absent", [["typer", "rich", "matplotlib"], ["rich"], ["matplotlib"]], ids=", ".join)
-def test_without_the_extras_it_says_what_to_install(absent, tmp_path):
+@pytest.mark.parametrize(
+    ("absent", "extra", "command"),
+    [
+        (["typer", "rich", "matplotlib"], "cli", "--help"),
+        (["rich"], "cli", "--help"),
+        (["matplotlib"], "cli", "--help"),
+        (["safetensors"], "experiments", "demo"),
+    ],
+)
+def test_without_the_extras_it_says_what_to_install(absent, extra, command, tmp_path):
     for package in Path(sysconfig.get_path("purelib")).iterdir():
         if package.name not in absent:
             (tmp_path / package.name).symlink_to(package)
     source = Path(cwy.__file__).parents[1]
     # -S: no site-packages but the links.
     main = f"import sys; sys.path += [{str(source)!r}, {str(tmp_path)!r}]; from cwy.cli import main; main()"
-    done = run(sys.executable, "-S", "-c", main, "--help")
+    done = run(sys.executable, "-S", "-c", main, command)
     assert (done.returncode, done.stdout) == (1, "")
-    assert f"needs {', '.join(absent)}." in done.stderr
-    assert 'pip install "cwy[cli]"' in done.stderr
+    assert f" {', '.join(absent)}." in done.stderr
+    assert f'pip install "cwy[{extra}]"' in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_demo_shows_every_square_method_and_draws_the_curves(tmp_path):
-    done = run(COMMAND, "demo", "--steps", "3", cwd=tmp_path)
+def test_demo_shows_a_table_a_sentence_and_the_reports_picture(tmp_path):
+    done = run(COMMAND, "demo", "--iterations", "3", "--methods", "cwy,urnn,lstm", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    rows = re.findall(r"^ +(\S.*?) {2,}[\d.]+% +\S+ +[\d.]+ ms +\d+ *$", done.stdout, re.MULTILINE)
-    names, skipped = demo.choose()
-    assert rows == [*names, demo.FREE]
-    assert {*names, *skipped} == set(cwy.METHODS)
-    assert all(f"Skipped {name}: " in done.stdout for name in skipped)
+    rows = re.findall(r"^ +(\S+) {2,}\S.* +[\d,]+ +[\d.]+% +[\d.]+ +[\d.]+ s *$", done.stdout, re.MULTILINE)
+    assert rows == ["cwy", "urnn", "lstm"]
     assert max(map(len, done.stdout.splitlines())) <= 80
-    assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")] == ["demo", "demo/demo.png"]
-    picture = imread(tmp_path / "demo" / "demo.png")
+    assert "cwy, urnn and lstm do not beat the no-memory baseline." in re.sub(r"\s+", " ", done.stdout), "nobody learns in 3"
+    written = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*"))
+    assert written == ["demo", "demo/copying-T50-loss.png", "demo/copying-T50-loss.svg", "demo/report.html"]
+    assert all(path in done.stdout for path in written[1:])
+    picture = imread(tmp_path / written[1])
     assert picture.shape[1] > 1000
     assert picture.std() > 0.05
+
+
+def test_demo_is_drawn_by_its_seed():
+    losses = lambda seed: [row["loss"] for row in demo.race(demo.prepare(["cwy"], 3, seed), Console(quiet=True))[0].metrics]
+    assert losses(0) == losses(0) != losses(1)
 
 
 @pytest.mark.parametrize(
@@ -81,44 +95,16 @@ def test_demo_names_a_mistake_in_one_line_and_writes_nothing(arguments, message,
     assert [path.name for path in tmp_path.iterdir()] == ["taken"]
 
 
-def test_demo_follows_the_registry(monkeypatch):
-    class ComplexOnly(cwy.parametrizations.CWY):
-        def __init__(self, *args, **options):
-            super().__init__(*args, **options)
-            if not self.dtype.is_complex:
-                raise ValueError("serves complex weights only")
-
-    like = cwy.METHODS["cwy"]
-    for method in (
-        replace(like, name="new"),
-        replace(like, name="slim", kind="tall"),
-        replace(like, name="u", build=ComplexOnly),
-    ):
-        monkeypatch.setitem(cwy.METHODS._methods, method.name, method)
-    names, skipped = demo.choose()
-    assert names[-1] == "new"
-    assert {"slim", "u"} <= skipped.keys()
-    assert demo.choose(["new", " cwy", "new", ""]) == (["new", "cwy"], {})
-    with pytest.raises(ValueError, match="'u' can't take part: serves complex weights only"):
-        demo.choose(["cwy", "u"])
-
-
-def test_demo_finds_the_rotation_that_fits_best_and_the_free_weight_does_not():
-    task = demo.problem(seed=1)
-    fit = lambda w: (task.x @ w.mT - task.y).square().mean()
-    assert cwy.orthogonality_error(task.best) < 1e-5
-    assert torch.linalg.det(task.best) > 0
-    assert fit(task.best) < fit(task.rotation)
-    found, free = demo.train(task, "cwy", 300), demo.train(task, demo.FREE, 300)
-    assert found.errors[0] == pytest.approx(free.errors[0], rel=1e-5)
-    assert found.errors[-1] == pytest.approx(task.error(task.best), rel=0.05)
-    assert found.orthogonality < 1e-5
-    assert free.errors[-1] > 1.5 * found.errors[-1]
-    assert free.orthogonality > 0.01
-    assert "cwy gets there." in demo.findings(task, [found, free])
-
-
-def test_demo_is_drawn_by_its_seed():
-    first, again, other = (demo.train(demo.problem(seed), "cwy", 3).errors for seed in (0, 0, 1))
-    assert first == again
-    assert first != other
+def test_demo_stopped_by_ctrl_c_leaves_nothing_behind(tmp_path):
+    env = {**os.environ, "TMPDIR": str(tmp_path / "work")}
+    (tmp_path / "work").mkdir()
+    command = [COMMAND, "demo", "--out", str(tmp_path / "out"), "--methods", "cwy"]
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        deadline = time.monotonic() + 60
+        while not list((tmp_path / "work").rglob("metrics.jsonl")) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (130, "")
+    assert "Stopped: nothing was written." in out
+    assert {path.name for path in tmp_path.rglob("*")} == {"work", "out"}

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import cwy
+from cwy.experiments.report import find_runs
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -64,3 +65,12 @@ def test_public_names_are_on_the_api_page():
     for name in PUBLIC:
         assert name in shown or name.rpartition(".")[0] in shown, f"docs/api.md does not show {name}"
     assert "cwy.METHODS" in shown
+
+
+def test_the_results_page_shows_every_record_and_records_hold_no_more_than_they_should():
+    shown = re.findall(r"^{{ report (\w+) }}$", (ROOT / "docs/results.md").read_text(), re.MULTILINE)
+    assert set(shown) == {folder.name for folder in (ROOT / "results").iterdir() if folder.is_dir()} - {"bench"}
+    for run in find_runs([ROOT / "results" / task for task in shown]):
+        assert {path.name for path in run.folder.iterdir()} == {"config.json", "metrics.jsonl", "record.json"}
+        assert run.status == "finished"
+        assert not run.record["dirty"], f"{run.folder.name} belongs to no commit"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from importlib.util import find_spec
 from inspect import signature
 from pathlib import Path
@@ -13,6 +13,8 @@ from typing import Annotated, Any
 
 from ._version import __version__
 from .bench import BENCHES, Bench
+from .experiments import commands as experiments
+from .terminal import plainly, writable
 
 # main says what is missing; the annotations below are read only once typer is there.
 with suppress(ImportError):
@@ -45,7 +47,7 @@ def info(
 
         from .info import rollout
 
-        with _plainly(ValueError):
+        with plainly(ValueError):
             kind = getattr(torch, dtype, None)
             if not isinstance(kind, torch.dtype):
                 raise ValueError(f"unknown dtype {dtype!r}, e.g. float32, float64, complex64.")
@@ -56,34 +58,6 @@ def info(
         print(dumps(found, indent=2))
     else:
         _show(found)
-
-
-def demo(
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the picture, made if need be.")] = Path("demo"),
-    seed: Annotated[int, typer.Option(metavar="INT", min=0, max=2**32 - 1, help="Draws rotation, points and noise.")] = 0,
-    steps: Annotated[int, typer.Option(metavar="INT", min=1, help="Training steps of each method.")] = 400,
-    methods: Annotated[
-        str | None, typer.Option(metavar="NAMES", help="Which, as in 'cwy,hr'.", show_default="all that can take part")
-    ] = None,
-) -> None:
-    """The methods side by side on a small problem: a table, and a picture of the curves."""
-    from rich.console import Console
-
-    from .experiments import demo
-
-    console = Console(highlight=False, markup=False)
-    with _plainly(ValueError):
-        names, skipped = demo.choose(None if methods is None else methods.split(","))
-    with _plainly(OSError, f"cannot write to the folder --out {out}: "):
-        picture = _writable(out) / demo.FILE
-    console.print(demo.introduction(steps, names, skipped), end="\n\n")
-    task, runs = demo.race(console, names, seed, steps)
-    console.print(demo.table(task, runs))
-    console.print(demo.findings(task, runs), end="\n\n")
-    with _plainly(OSError, f"cannot write {picture}: "):
-        demo.plot(task, runs, picture)
-    print(f"The curves: {picture}")
-    console.print(demo.context(task), style="dim")
 
 
 def _timed(bench: Bench) -> Callable[..., None]:
@@ -120,13 +94,13 @@ def _timed(bench: Bench) -> Callable[..., None]:
         from .bench.command import measure, options, show, write
 
         console = Console(highlight=False, markup=False)
-        with _plainly(ValueError):
+        with plainly(ValueError):
             chosen = options(bench, sizes, peers, methods, device, dtype, quick, repeats, threads, seed, nonlinearity)
-        with _plainly(OSError, f"cannot write to the folder --out {out}: "):
-            folder = _writable(out)
+        with plainly(OSError, f"cannot write to the folder --out {out}: "):
+            folder = writable(out)
         rows, stopped = measure(chosen, console)
         if rows:
-            with _plainly(OSError, f"cannot write to {folder}: "):
+            with plainly(OSError, f"cannot write to {folder}: "):
                 written = write(chosen, rows, folder)
             show(chosen, rows, written, console)
         if stopped:
@@ -149,7 +123,7 @@ def _without(command: Callable[..., None], name: str) -> None:
     command.__signature__ = of.replace(parameters=[p for p in of.parameters.values() if p.name != name])  # pyrefly: ignore
 
 
-COMMANDS = (demo, info)
+COMMANDS = (*experiments.COMMANDS, info)
 
 
 def main() -> None:
@@ -174,6 +148,10 @@ def main() -> None:
     for bench in BENCHES.values():
         benches.command(bench.name)(_timed(bench))
     app.add_typer(benches, name="bench")
+    data = typer.Typer(no_args_is_help=True, help="The experiments' data sets: fetched, checked by hash, kept in one folder.")
+    for command in experiments.DATA:
+        data.command(command.__name__.removeprefix("data_"))(command)
+    app.add_typer(data, name="data")
     app()
 
 
@@ -187,24 +165,6 @@ def _version(asked: bool) -> None:
     if asked:
         print(f"cwy {__version__}")
         raise typer.Exit
-
-
-@contextmanager
-def _plainly(error: type[Exception], what: str = "") -> Generator[None]:
-    """Ends the command with one line, not a traceback, where such an error is the user's to mend."""
-    try:
-        yield
-    except error as mistake:
-        sys.exit(f"cwy: {what}{getattr(mistake, 'strerror', None) or mistake}")
-
-
-def _writable(folder: Path) -> Path:
-    """The folder, made if need be; raises before any work is done if nothing can be written there."""
-    from tempfile import TemporaryFile
-
-    folder.mkdir(parents=True, exist_ok=True)
-    with TemporaryFile(dir=folder):
-        return folder
 
 
 def _show(found: dict[str, Any]) -> None:

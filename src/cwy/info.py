@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import platform
+import subprocess
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -38,6 +40,35 @@ def versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             found[package] = "not installed"
     return found
+
+
+def commit(source: Path = Path(__file__).parent) -> str:
+    """The git commit of a source folder, "+dirty" if the folder differs from it, empty if git does not track it."""
+
+    def git(*arguments: str) -> str | None:
+        try:
+            done = subprocess.run(["git", "-C", source, *arguments], capture_output=True, text=True)  # noqa: S603, S607
+        except OSError:
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    # An installed cwy may lie in a folder of somebody else's repository.
+    if git("ls-files", "--error-unmatch", "__init__.py") is None:
+        return ""
+    return f"{git('rev-parse', '--short=12', 'HEAD')}{'+dirty' if git('status', '--porcelain', '--', '.') else ''}"
+
+
+def device_name(device: torch.device) -> str:
+    """The GPU's or the processor's name, as well as the system tells it."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
 
 
 def devices() -> list[dict[str, Any]]:

@@ -6,7 +6,6 @@ import csv
 import io
 import os
 import platform
-import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
@@ -17,7 +16,7 @@ from typing import Literal, get_args, get_type_hints
 
 import torch
 
-from .. import __version__
+from .. import __version__, info
 from .entry import Group
 
 Status = Literal["ok", "failed", "skipped", "missing"]
@@ -89,13 +88,13 @@ def context(device: torch.device, seed: int) -> Context:
     """What measurements on this device, now, belong to."""
     return Context(
         device=str(device),
-        device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu(),
+        device_name=info.device_name(device),
         threads=torch.get_num_threads(),
         load=round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
         python=platform.python_version(),
         torch=torch.__version__,
         cwy=__version__,
-        commit=commit(),
+        commit=info.commit(),
         seed=seed,
         date=datetime.now(UTC).isoformat(timespec="seconds"),
     )
@@ -107,22 +106,6 @@ def version(package: str) -> str:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return ""
-
-
-def commit(source: Path = Path(__file__).parents[1]) -> str:
-    """The git commit of a source folder, "+dirty" if the folder differs from it, empty if git does not track it."""
-
-    def git(*arguments: str) -> str | None:
-        try:
-            done = subprocess.run(["git", "-C", source, *arguments], capture_output=True, text=True)  # noqa: S603, S607
-        except OSError:
-            return None
-        return done.stdout.strip() if done.returncode == 0 else None
-
-    # An installed cwy may lie in a folder of somebody else's repository.
-    if git("ls-files", "--error-unmatch", "__init__.py") is None:
-        return ""
-    return f"{git('rev-parse', '--short=12', 'HEAD')}{'+dirty' if git('status', '--porcelain', '--', '.') else ''}"
 
 
 def write_csv(rows: Iterable[Row], path: Path) -> None:
@@ -165,14 +148,3 @@ def _readers() -> dict:
         return lambda text: number(text) if text or kind is number else None
 
     return {name: reader(kind) for name, kind in get_type_hints(Row).items()}
-
-
-def _cpu() -> str:
-    """The processor's name, as well as the system tells it."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()

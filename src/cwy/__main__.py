@@ -1,0 +1,5 @@
+"""``python -m cwy``: the command ``cwy``, for torchrun."""
+
+from .cli import main
+
+main()

@@ -1,0 +1,42 @@
+"""How the adding problem is reported: the squared error against that of always answering 1."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..report.describe import Baseline, Column, Curve, Description, Series
+from ..report.words import methods, number
+
+# The variance of the sum of two numbers uniform in [0, 1].
+BASELINE = 1 / 6
+
+
+def _finding(series: Sequence[Series]) -> str:
+    learn = [one for one in series if max(run.last("train", "loss") or 1 for run in one.runs) < BASELINE / 10]
+    rest = [one for one in series if one not in learn]
+    told = [f"{methods(learn, series)} learn{'' if learn[1:] else 's'} to add"] if learn else []
+    if rest:
+        told.append(f"{methods(rest, series)} {'do' if rest[1:] else 'does'} not")
+    return ", ".join(told)
+
+
+DESCRIPTIONS = {
+    "adding": Description(
+        title="Adding",
+        panels={"T": "T"},
+        about="Of T numbers, uniform in [0, 1], two are marked; the answer is their sum. Always to answer 1 has a mean squared "
+        "error of 1/6. Not in the paper.",
+        curves=(
+            Curve(
+                "loss", "loss", "mean squared error (training)", scale="log", baseline=Baseline("always 1", lambda _: BASELINE)
+            ),
+        ),
+        columns=(
+            Column("final loss", lambda run: run.last("train", "loss"), number),
+            Column("answers within 0.04", lambda run: run.last("test", "accuracy"), lambda share: f"{share:.1%}"),
+            Column("under 0.01 at iteration", lambda run: run.crossing(0.01), lambda step: f"{step:,.0f}", "never"),
+            Column("under 0.001 at iteration", lambda run: run.crossing(0.001), lambda step: f"{step:,.0f}", "never"),
+        ),
+        finding=_finding,
+    )
+}

@@ -1,0 +1,202 @@
+"""The experiments' commands: what they take, and where it goes. What is heavy is imported when one runs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+from ..terminal import plainly, writable
+
+# The command line says what is missing; the annotations below are read only once typer is there.
+with suppress(ImportError):
+    import typer
+
+EXTRAS = ("safetensors", "filelock")
+
+
+def demo(
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the report, made if need be.")] = Path("demo"),
+    methods: Annotated[str, typer.Option(metavar="NAMES", help="Which networks take part.")] = "cwy,exprnn,lstm",
+    seed: Annotated[int, typer.Option(metavar="INT", min=0, max=2**32 - 1, help="Draws weights and data.")] = 0,
+    iterations: Annotated[
+        int | None, typer.Option(metavar="INT", min=1, help="Training steps of each.", show_default="the recipe's, 600")
+    ] = None,
+) -> None:
+    """A minute of the Copying task: who remembers ten symbols? A table, a picture, a sentence."""
+    _need_experiments()
+    from rich.console import Console
+
+    from . import demo
+
+    console = Console(highlight=False, markup=False)
+    names = [name.strip() for name in methods.split(",") if name.strip()]
+    with plainly(ValueError):
+        if not names:
+            raise ValueError("--methods names none, e.g. 'cwy,lstm'.")
+        runs = demo.prepare(names, iterations, seed)
+    with plainly(OSError, f"cannot write to the folder --out {out}: "):
+        writable(out)
+    console.print(demo.introduction(runs), end="\n\n")
+    try:
+        found = demo.race(runs, console)
+    except KeyboardInterrupt:
+        print("Stopped: nothing was written.")
+        sys.exit(130)
+    console.print(demo.table(found))
+    with plainly(OSError, f"cannot write to {out}: "):
+        seen, files = demo.picture(found, out)
+    console.print(seen, end="\n\n")
+    for path in files:
+        print(f"{'The report' if path.suffix == '.html' else 'The picture'}: {path}")
+    console.print(demo.context(found), style="dim")
+
+
+def train(
+    task: Annotated[
+        str, typer.Argument(metavar="TASK[/RECIPE]", help="copying, adding, mnist, pmnist or convergence; e.g. copying/small.")
+    ],
+    method: Annotated[str, typer.Option(metavar="NAMES", help="Methods, as in 'cwy,exprnn,lstm'.")] = "cwy",
+    setting: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Changes a setting of the recipe; may be repeated.")
+    ] = None,
+    seed: Annotated[int, typer.Option(metavar="INT", min=0, max=2**32 - 1, help="Draws weights and data.")] = 0,
+    seeds: Annotated[
+        int | None, typer.Option(metavar="K", min=1, help="K runs of each method, from --seed on.", show_default=False)
+    ] = None,
+    device: Annotated[str, typer.Option(metavar="NAME", help="cpu, cuda, cuda:1, …")] = "cpu",
+    precision: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="float32, float64, or bfloat16 (autocast).", show_default="the task's"),
+    ] = None,
+    compile: Annotated[bool, typer.Option("--compile", help="Compile the model with torch.compile.")] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="The run's folder; of a sweep, the folder of its runs.", show_default="runs/TASK/…"),
+    ] = None,
+) -> None:
+    """Trains a task of the paper and writes a run folder.
+
+    Several methods or seeds make a sweep: one folder a run, those already finished are skipped. SIGTERM and Ctrl-C save and
+    stop; `cwy resume` goes on. Many GPUs: torchrun --nproc-per-node=K -m cwy train …
+
+    Exit status: 0 finished, 1 failed, 2 wrong usage, 3 diverged, 130 or 143 stopped and saved.
+    """
+    from .engine import command
+
+    names = list(dict.fromkeys(name.strip() for name in method.split(",") if name.strip()))
+    every = range(seed, seed + (seeds or 1))
+    _run(lambda console: command.train(task, names, every, setting or [], device, precision, compile, out, console))
+
+
+def resume(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder.")],
+    device: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Go on elsewhere than it began.", show_default=False)
+    ] = None,
+) -> None:
+    """Goes on with a run from its last checkpoint, as if it had never stopped; a finished run is left as it is."""
+    from .engine import command
+
+    _run(lambda console: command.resume(folder, device, console))
+
+
+def runs(folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="Where to look.")] = Path("runs")) -> None:
+    """A table of the runs below a folder."""
+    from rich.console import Console
+
+    from .engine.table import table
+
+    view = table(folder)
+    if view is None:
+        sys.exit(f"cwy: no run folder below {folder}.")
+    Console(highlight=False, markup=False).print(view)
+
+
+def report(
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="DIR...", help="Run folders, or folders of them.", show_default=False)
+    ],
+    out: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Where to write, made if need be.", show_default="the first DIR")
+    ] = None,
+) -> None:
+    """Draws runs into one page, report.html, with each figure beside it as PNG and SVG."""
+    from .report import ReportError, find_runs, write
+
+    with plainly(ReportError):
+        runs = find_runs(folders)
+    where = folders[0] if out is None else out
+    with plainly(OSError, f"cannot write to the folder --out {where}: "):
+        written = write(runs, writable(where))
+    for path in written:
+        print(f"{'The report' if path.suffix == '.html' else 'The figure'}: {path}")
+
+
+def data_list() -> None:
+    """The data sets of the experiments, and which are here."""
+    from rich.console import Console
+
+    from .data.command import show
+
+    show(Console(highlight=False, markup=False))
+
+
+def data_check(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="One data set; all by default.", show_default=False)
+    ] = None,
+) -> None:
+    """Compares every file with its hash; the exit status is 1 if one is missing or damaged."""
+    from rich.console import Console
+
+    from .data import DataError
+    from .data.command import check
+
+    with plainly(DataError):
+        whole = check(name, Console(highlight=False, markup=False))
+    sys.exit(0 if whole else 1)
+
+
+def data_fetch(name: Annotated[str, typer.Argument(metavar="NAME", help="A data set of `cwy data list`.")]) -> None:
+    """Downloads what is missing of a data set; goes on where an earlier attempt stopped."""
+    from rich.console import Console
+
+    from .data import DataError
+    from .data.command import fetch
+
+    with plainly(DataError):
+        fetch(name, Console(highlight=False, markup=False))
+
+
+def _run(command: Callable[..., int]) -> None:
+    """Ends with the status of a command of the engine."""
+    _need_experiments()
+    from rich.console import Console
+
+    from .engine.command import RunError
+    from .engine.config import ConfigError
+    from .engine.loop import Stopped
+    from .engine.meter import Diverged
+
+    try:
+        sys.exit(command(Console(highlight=False, markup=False)))
+    except (ConfigError, RunError) as error:
+        sys.exit(f"cwy: {error}")
+    except (Diverged, Stopped) as error:
+        print(f"cwy: {error}", file=sys.stderr)
+        sys.exit(error.status)
+
+
+def _need_experiments() -> None:
+    """Ends the command before it has done anything where a package of the experiments is missing."""
+    missing = [name for name in EXTRAS if find_spec(name) is None]
+    if missing:
+        sys.exit(f'cwy: the experiments need {", ".join(missing)}. To install:\n\n    pip install "cwy[experiments]"\n')
+
+
+COMMANDS = (demo, train, resume, runs, report)
+DATA = (data_list, data_check, data_fetch)

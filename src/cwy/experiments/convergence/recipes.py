@@ -1,0 +1,46 @@
+"""Settings of the convergence task, by name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..engine.config import Config
+from ..engine.task import Recipe
+
+
+@dataclass(frozen=True)
+class ConvergenceConfig(Config):
+    """Settings of the convergence task; the rates are 1, so that step k has the theorem's $k^{-0.5}$.
+
+    Attributes:
+        N, M: the matrices are N x M; M = N for cwy.
+        terms: of the objective's sum.
+        batch_size: terms that a step sees.
+        replicas: descents from one start with noise of their own, over which the expectation is taken.
+        iterations: K.
+    """
+
+    N: int = 16
+    M: int = 16
+    terms: int = 128
+    batch_size: int = 4
+    replicas: int = 16
+    iterations: int = 10_000
+    optimizer: str = "sgd"
+    lr: float = 1.0
+    orthogonal_lr: float = 1.0
+    log_every: int = 200
+    evaluate_every: int | None = 100
+    save_every: int = 2_000
+
+
+def standard(method: str, iterations: int) -> ConvergenceConfig:
+    """O(16) for cwy, St(24, 8) for tcwy."""
+    N, M = (24, 8) if method == "tcwy" else (16, 16)
+    return ConvergenceConfig(N=N, M=M, iterations=iterations, evaluate_every=iterations // 100)
+
+
+RECIPES: dict[str, Recipe] = {
+    "standard": lambda method: standard(method, 10_000),
+    "small": lambda method: standard(method, 2_000),
+}

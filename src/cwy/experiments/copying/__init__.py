@@ -1,0 +1,5 @@
+"""The Copying task: remember ten symbols over T steps."""
+
+from .task import Copying
+
+TASKS = (Copying,)

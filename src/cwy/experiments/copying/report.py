@@ -1,0 +1,78 @@
+"""How Copying is reported: the loss against that of a model without memory, and when it falls under 1e-2 and 1e-3."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ..report.describe import Baseline, Column, Config, Curve, Description, Series
+from ..report.runs import Run
+from ..report.words import methods, number
+
+# Figures 1a and 4a of the paper, T = 1000 and 2000, N = 190.
+PAPER = {
+    "cwy": "goes to zero, the fastest",
+    "exprnn": "goes to zero",
+    "dtriv": "goes to zero",
+    "scornn": "does not go to zero",
+    "lstm": "never beats the baseline",
+}
+
+
+def baseline(config: Config) -> float:
+    """The loss of a model that knows everything but the ten symbols."""
+    return 10 * math.log(8) / (config["T"] + 20)
+
+
+def _gain(run: Run) -> float | None:
+    loss = run.last("train", "loss")
+    return None if loss is None else baseline(run.config) / loss if loss else math.inf
+
+
+def finding(series: Sequence[Series]) -> str:
+    """Who learns the task, who beats the baseline, and who does not, each by its worst seed."""
+    gains = {one.label: min(_gain(run) or 0 for run in one.runs) for one in series}
+    learn = [one for one in series if gains[one.label] > 10]
+    better = [one for one in series if 1.02 < gains[one.label] <= 10]
+    rest = [one for one in series if gains[one.label] <= 1.02]
+    told = [f"{methods(learn, series)} learn{'' if learn[1:] else 's'} to recall the symbols"] if learn else []
+    if better:
+        told.append(f"{methods(better, series)} get{'' if better[1:] else 's'} under the no-memory baseline")
+    if rest:
+        what = "" if better else " beat the no-memory baseline"
+        told.append(f"{methods(rest, series)} {'do' if rest[1:] else 'does'} not{what}")
+    return ", ".join(told)
+
+
+def _published(config: Config) -> str | None:
+    whole = config.get("reflections") in (None, config["hidden_size"])
+    return PAPER.get(config["method"]) if config["T"] in (1000, 2000) and config["hidden_size"] == 190 and whole else None
+
+
+DESCRIPTIONS = {
+    "copying": Description(
+        title="Copying",
+        panels={"T": "T"},
+        about="Ten symbols are shown, then T blanks, then a cue to write the symbols down. A model that remembers nothing can "
+        "do no better than the baseline, 10 ln 8/(T + 20). The paper: CWY goes to zero, faster than exprnn and dtriv; scornn "
+        "does not get there; the LSTM never beats the baseline.",
+        curves=(
+            Curve(
+                "loss",
+                "loss",
+                "cross-entropy, nats a position (training)",
+                scale="log",
+                baseline=Baseline("no memory", baseline),
+            ),
+        ),
+        columns=(
+            Column("final loss", lambda run: run.last("train", "loss"), number),
+            Column("times under the baseline", _gain, lambda value: f"{value:,.0f}" if value >= 10 else f"{value:.2f}"),
+            Column("symbols recalled", lambda run: run.last("train", "accuracy"), lambda share: f"{share:.0%}"),
+            Column("under 0.01 at iteration", lambda run: run.crossing(0.01), lambda step: f"{step:,.0f}", "never"),
+            Column("under 0.001 at iteration", lambda run: run.crossing(0.001), lambda step: f"{step:,.0f}", "never"),
+        ),
+        finding=finding,
+        published=_published,
+    )
+}

@@ -1,0 +1,40 @@
+"""Archives, unpacked beside themselves; one with a member that would land elsewhere is refused before anything is written."""
+
+from __future__ import annotations
+
+import os
+import tarfile
+import zipfile
+from pathlib import Path
+from shutil import rmtree
+from tempfile import mkdtemp
+
+
+def unpack(archive: Path) -> Path:
+    """Unpacks a .zip or .tar.* into the folder of its name without suffixes, whole or not at all; returns that folder."""
+    target = archive.with_name(archive.name.split(".")[0])
+    if target.is_dir():
+        return target
+    work = Path(mkdtemp(prefix=f".{target.name}.", dir=archive.parent))
+    try:
+        if zipfile.is_zipfile(archive):
+            with zipfile.ZipFile(archive) as members:
+                _refuse_outsiders(archive, members.namelist(), target)
+                members.extractall(work)  # noqa: S202
+        else:
+            with tarfile.open(archive) as members:
+                _refuse_outsiders(archive, members.getnames(), target)
+                members.extractall(work, filter="data")
+        os.replace(work, target)
+    except (tarfile.TarError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{archive}: {error}; refused.") from error
+    finally:
+        rmtree(work, ignore_errors=True)
+    return target
+
+
+def _refuse_outsiders(archive: Path, names: list[str], target: Path) -> None:
+    # The extractors would mend some such names silently.
+    for name in names:
+        if not (target / name).resolve().is_relative_to(target.resolve()):
+            raise ValueError(f"{archive}: its member {name!r} would be written outside of {target}; refused.")

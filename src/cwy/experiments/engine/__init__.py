@@ -1,0 +1,13 @@
+"""The engine of every experiment.
+
+A task is a subclass of :class:`~cwy.experiments.engine.task.Task` in a folder of its own, beside this one, whose
+``__init__`` lists it in ``TASKS``; its name is added to ``HOMES`` in ``task.py``. It says:
+
+- ``Config``, a frozen dataclass below :class:`~cwy.experiments.engine.config.Config`, and ``recipes``, functions
+  ``method -> Config`` by name;
+- ``model()``, ``iterations``, ``batch(step)``, ``loss(model, batch)``; and, where it needs them, ``evaluate(model)``,
+  ``watch(model)`` (metrics of the gradients), ``rate(step)`` (a schedule), ``after_step(...)``.
+
+``loop.Loop(settings, folder, group, display).run()`` trains one; the rest are its parts: config, checkpoint, log, run
+(the folder), state, signals, distributed. ``command`` is what the command line calls.
+"""

@@ -1,0 +1,86 @@
+"""Checkpoints: written whole, hashed, checked on reading; the last two are kept."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from . import files
+from .files import Damaged
+
+KEEP = 2
+
+
+def save(folder: Path, step: int, state: dict[str, Any]) -> Path:
+    """Writes ``step-<step>.pt`` and its sha256 beside it, then deletes all but the last two.
+
+    A failure leaves the checkpoints before as they were.
+    """
+    folder.mkdir(exist_ok=True)
+    path = folder / f"step-{step:08d}.pt"
+    if path.exists():
+        return path
+    for left in folder.glob(".*.partial"):
+        left.unlink()
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    content = buffer.getvalue()
+    # The hash first: then a checkpoint that is there has one.
+    files.write(_hash_of(path), f"{hashlib.sha256(content).hexdigest()}  {path.name}\n".encode())
+    files.write(path, content)
+    for old in listed(folder)[KEEP:]:
+        old.unlink()
+        _hash_of(old).unlink(missing_ok=True)
+    return path
+
+
+def read(path: Path) -> bytes:
+    """The bytes of a checkpoint, checked against its hash."""
+    try:
+        expected = _hash_of(path).read_text(encoding="ascii", errors="replace").split()[0]
+    except (FileNotFoundError, IndexError):
+        raise Damaged(f"{path} is damaged: its hash {_hash_of(path).name} is missing.") from None
+    content = path.read_bytes()
+    if hashlib.sha256(content).hexdigest() != expected:
+        raise Damaged(f"{path} is damaged: its bytes are not those of its sha256.")
+    return content
+
+
+def parse(content: bytes, device: torch.device | str = "cpu") -> dict[str, Any]:
+    """The state in a checkpoint's bytes; tensors and plain values alone are read."""
+    return torch.load(io.BytesIO(content), map_location=device, weights_only=True)
+
+
+def last(folder: Path, say: Callable[[str], object]) -> bytes:
+    """The newest checkpoint that is whole, empty where there is none; damaged ones are named by ``say``.
+
+    Where there are checkpoints but none is whole, it raises: nothing is started again silently.
+    """
+    paths = listed(folder)
+    for path in paths:
+        try:
+            content = read(path)
+        except Damaged as damage:
+            say(f"{damage} Trying the one before.")
+        else:
+            # What can't be read is not kept as one of the last two.
+            for damaged in paths[: paths.index(path)]:
+                damaged.rename(damaged.with_suffix(".damaged"))
+            return content
+    if paths:
+        raise Damaged(f"no checkpoint in {folder} is whole. To start the run again, delete that folder.")
+    return b""
+
+
+def listed(folder: Path) -> list[Path]:
+    """The checkpoints in a folder, the newest first."""
+    return sorted(folder.glob("step-*.pt"), reverse=True)
+
+
+def _hash_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}.sha256")

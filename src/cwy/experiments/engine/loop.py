@@ -1,0 +1,237 @@
+"""The training loop of every task."""
+
+from __future__ import annotations
+
+import math
+from contextlib import ExitStack, closing, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+
+from . import optimizers
+from .clock import Clock
+from .display import Display
+from .distributed import Group
+from .log import Log
+from .meter import Diverged, Guard, Meter, all_finite
+from .run import BEST, WEIGHTS, Folder, environment
+from .signals import Stop
+from .state import State
+from .task import Better, Settings, load
+
+WARN, LIMIT = 1e-4, 1e-2
+
+
+class Stopped(Exception):
+    """A signal asked the run to stop, and it is saved."""
+
+    def __init__(self, signal: int, step: int) -> None:
+        super().__init__(f"stopped at step {step}, and saved")
+        self.status = 128 + signal
+
+
+class Loop:
+    """One run, from its settings to its record.
+
+    Args:
+        settings: of the run. Its data and model are made here, before anything is written: a mistake leaves no folder behind.
+        folder: where it lies; if it holds a checkpoint, the run goes on from it.
+        group: the processes.
+        display: what is shown.
+    """
+
+    def __init__(self, settings: Settings, folder: Folder, group: Group, display: Display) -> None:
+        self.settings, self.folder, self.group, self.display = settings, folder, group, display
+        self.config, self.device = settings.config, group.device
+        if self.device.type == "cuda":
+            # float32 means float32, in the baselines' cuDNN too.
+            torch.backends.cudnn.allow_tf32 = False
+        self.task = load(settings.task)(settings, self.device)
+        torch.manual_seed(settings.seed)
+        self.model = self.task.model()
+        if group.rank:
+            # The weights are the same everywhere; what is drawn in training is not.
+            torch.manual_seed(settings.seed + group.rank)
+        self.optimizer = optimizers.build(self.model, self.config)
+        self.meter, self.guard = Meter(self.device), Guard(self.model.parameters(), self.device)
+        self.state = State(crossings={f"{value:g}": None for value in self.task.crossings})
+        self.environment, self.clock = environment(settings, self.device), Clock()
+        # As it is now: the code may be changed while the run goes on.
+        self.environment = environment(settings, self.device)
+        self.log: Log | None = None
+        self.read_at = 0, 0.0
+        self.checked: tuple[int, float | None] = (-1, None)
+        self.warned = False
+
+    @property
+    def step(self) -> int:
+        """Steps done."""
+        return self.state.step
+
+    def run(self, stop: Stop | None = None) -> dict[str, Any]:
+        """Trains to the end and returns the record, which lies in the folder too.
+
+        Args:
+            stop: what has heard of signals.
+
+        Raises:
+            Stopped: a signal came; the state is saved.
+            Diverged: a loss or gradient was not finite (it never reaches the weights), or a weight no longer orthogonal.
+        """
+        stop = stop or Stop()
+        with ExitStack() as opened:
+            if self.group.first:
+                if not self.folder.exists:
+                    self.folder.create(self.settings)
+                opened.enter_context(self.folder.lock())
+            self._restore()
+            if self.group.first:
+                self.log = opened.enter_context(closing(Log(self.folder.path, self.step)))
+            self.display.begin(self.settings, self.step, self.task.iterations)
+            opened.callback(self.display.end)
+            try:
+                self._steps(stop)
+                return self._finish()
+            except Diverged as error:
+                path = self.folder.last_checkpoint()
+                kept = f"The last good checkpoint is {path}." if path else "There is no checkpoint yet."
+                raise Diverged(f"{error}: the run is stopped. {kept}") from None
+
+    def _steps(self, stop: Stop) -> None:
+        if self.settings.compile:
+            self.model.compile()
+        model = self.group.wrap(self.model)
+        total, period = self.task.iterations, self.config.evaluate_every or self.task.epoch or self.task.iterations
+        while self.step < total:
+            self._train(model)
+            last = self.step == total
+            if self.step % self.config.log_every == 0 or last:
+                self._read()
+            if self.step % period == 0 or last:
+                self._evaluate()
+            signal = self.group.agree_to_stop(stop.signal)
+            if (self.step % self.config.save_every == 0 or signal) and not last:
+                self._save()
+            if signal and not last:
+                raise Stopped(signal, self.step)
+
+    def _train(self, model: nn.Module) -> None:
+        batch, weight = self.group.share(self.task.batch(self.step))
+        rate = self.task.rate(self.step)
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * rate
+        with self._autocast():
+            loss, metrics = self.task.loss(model, batch)
+        (loss if weight == 1 else loss * weight).backward()
+        self.guard.screen(loss)
+        metrics = {"loss": loss, **metrics, **self.task.watch(self.model)}
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.state.step += 1
+        self.task.after_step(self.model, self.optimizer, self.step)
+        self.meter.add(metrics, weight)
+        if not self.clock.going:
+            # The first step here compiles kernels: it is not timed.
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
+            self.clock.start()
+            self.read_at = self.step, self.clock.seconds
+
+    def _read(self) -> None:
+        """Reads the metrics of the steps since the last reading: here the host waits for the device."""
+        error = self._check()
+        metrics = self.meter.read(self.group)
+        if error is not None:
+            metrics["orthogonality_error"] = error
+        (before, then), now = self.read_at, self.clock.seconds
+        if self.step > before:
+            metrics["step_ms"] = (now - then) / (self.step - before) * 1e3
+        self.read_at = self.step, now
+        for text, step in self.state.crossings.items():
+            if step is None and metrics["loss"] <= float(text):
+                self.state.crossings[text] = self.step
+        self._write("train", metrics)
+
+    def _check(self) -> float | None:
+        """The orthogonality error; raises where a run can't go on. Waits for the device."""
+        if self.checked[0] != self.step:
+            self.guard.check(self.step, self.group)
+            self.checked = self.step, optimizers.worst_orthogonality(self.model)
+        error = self.checked[1]
+        # Written so that a NaN stops the run.
+        if error is not None and not error <= LIMIT:
+            raise Diverged(f"the orthogonality error after step {self.step} is {error:.1e}, above {LIMIT:.0e}")
+        if error is not None and error > WARN and not self.warned:
+            self.warned = True
+            self.display.say(f"Warning: the orthogonality error after step {self.step} is {error:.1e}, above {WARN:.0e}.")
+        return error
+
+    def _evaluate(self) -> None:
+        self._check()
+        with self.clock.stopped():
+            self.model.eval()
+            with torch.no_grad(), self._autocast():
+                found = self.task.evaluate(self.model)
+            self.model.train()
+            for split, metrics in found.items():
+                if not all(map(math.isfinite, metrics.values())):
+                    raise Diverged(f"the {split} metrics after step {self.step} are not finite")
+                self._write(split, metrics)
+            if self.task.best is not None:
+                self._keep_best(found, *self.task.best)
+
+    def _keep_best(self, found: dict[str, dict[str, float]], split: str, metric: str, better: Better) -> None:
+        value = found.get(split, {}).get(metric)
+        if value is not None and (self.state.best is None or better(value, self.state.best["value"])):
+            self.state.best = {"metric": f"{split} {metric}", "value": value, "step": self.step}
+            self._write_weights(BEST)
+
+    def _write(self, split: str, metrics: dict[str, float]) -> None:
+        self.state.final[split] = metrics
+        if self.log is not None:
+            epoch = {"epoch": self.step / self.task.epoch} if self.task.epoch else {}
+            self.log.write(self.step, split, seconds=self.clock.seconds, **epoch, **metrics)
+            self.display.show(self.step, split, metrics)
+
+    def _write_weights(self, name: str) -> None:
+        weights = self.model.state_dict()
+        if not all_finite(weights):
+            raise Diverged(f"a weight is not finite after step {self.step}")
+        if self.group.first:
+            self.folder.write_weights(name, weights)
+
+    def _save(self) -> None:
+        self._check()
+        with self.clock.stopped():
+            if self.log is not None:
+                self.log.sync()
+            self.state.seconds = self.clock.seconds
+            self.state.save(self.folder, self.group, self.model, self.optimizer, self.meter)
+
+    def _restore(self) -> None:
+        if self.state.restore(self.folder, self.group, self.model, self.optimizer, self.meter, self.display.say):
+            self.clock = Clock(self.state.seconds)
+
+    def _finish(self) -> dict[str, Any]:
+        record = {
+            **self.environment,
+            "started": self.state.started,
+            "status": "finished",
+            "steps": self.step,
+            "seconds": self.clock.seconds,
+            "processes": self.group.size,
+            "parameters": sum(p.numel() for p in self.model.parameters()),
+            "final": self.state.final,
+            "best": self.state.best,
+        }
+        if self.state.crossings:
+            record["crossings"] = self.state.crossings
+        self._write_weights(WEIGHTS)
+        if self.log is not None:
+            self.log.sync()
+            self.folder.write_record(record)
+        return record
+
+    def _autocast(self):
+        return torch.autocast(self.device.type, torch.bfloat16) if self.settings.precision == "bfloat16" else nullcontext()

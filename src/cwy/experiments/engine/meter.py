@@ -1,0 +1,83 @@
+"""Sums of metrics and the watch for values that are not finite, kept on the device: nothing here waits for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .distributed import Group
+
+
+class Diverged(RuntimeError):
+    """A loss, a gradient or an orthogonality error with which a run can't go on."""
+
+    status = 3
+
+
+def all_finite(state: Any) -> bool:
+    """Whether no tensor in a nest of dictionaries and lists has a NaN or an infinity. Waits for the device."""
+    if isinstance(state, Tensor):
+        return bool(state.isfinite().all())
+    parts = state.values() if isinstance(state, dict) else state if isinstance(state, list | tuple) else ()
+    return all(map(all_finite, parts))
+
+
+class Meter:
+    """Means of metrics since the last reading, over steps and ranks."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.names: list[str] = []
+        self.sums = torch.zeros(0, dtype=torch.float64, device=device)
+        self.steps = 0
+
+    def add(self, metrics: dict[str, Tensor], weight: float) -> None:
+        """Counts a step; ``weight`` is this rank's share of it."""
+        if not self.names:
+            self.names, self.sums = list(metrics), self.sums.new_zeros(len(metrics))
+        self.sums.add_(torch.stack([value.detach() for value in metrics.values()]), alpha=weight)
+        self.steps += 1
+
+    def read(self, group: Group) -> dict[str, float]:
+        """The means, and a new start. Waits for the device."""
+        means = (group.mean(self.sums) / max(self.steps, 1)).tolist()
+        self.sums.zero_()
+        self.steps = 0
+        return dict(zip(self.names, means, strict=True))
+
+    def state_dict(self, group: Group) -> dict[str, Any]:
+        return {"names": self.names, "sums": group.mean(self.sums.clone()), "steps": self.steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.names, self.sums, self.steps = state["names"], state["sums"].to(self.sums.device), state["steps"]
+
+
+class Guard:
+    """Keeps what is not finite from the weights.
+
+    From the first step whose loss or gradient is not finite, gradients are zero: that is decided on the device, and the
+    loop finds out at the next reading.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], device: torch.device) -> None:
+        self.parameters = list(parameters)
+        self.bad = torch.zeros((), dtype=torch.bool, device=device)
+        self.count = torch.zeros((), dtype=torch.int64, device=device)
+
+    @torch.no_grad()
+    def screen(self, loss: Tensor) -> None:
+        """Looks at the loss and the gradients of a step, before it is taken."""
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        largest = nn.utils.get_total_norm(gradients, norm_type=torch.inf)
+        self.bad |= ~torch.isfinite(largest + loss)
+        for gradient in gradients:
+            gradient.masked_fill_(self.bad, 0)
+        self.count += self.bad
+
+    def check(self, step: int, group: Group) -> None:
+        """Raises if one of the steps up to this one was not finite. Waits for the device."""
+        count = max(int(part) for part in group.gather(self.count.cpu().reshape(1)))
+        if count:
+            raise Diverged(f"the loss or a gradient of step {step - count + 1} was not finite")

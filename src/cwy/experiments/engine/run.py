@@ -1,0 +1,113 @@
+"""The folder of a run: what is in it, and the record that is written at the end."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from fcntl import LOCK_EX, LOCK_NB, flock
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from torch import Tensor
+
+from ... import __version__, info
+from . import checkpoint, files, log
+from .config import ConfigError
+from .task import Settings
+
+CONFIG, RECORD, WEIGHTS, BEST = "config.json", "record.json", "weights.safetensors", "best.safetensors"
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A run folder; see docs/experiments.md for what it holds."""
+
+    path: Path
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def exists(self) -> bool:
+        return (self.path / CONFIG).exists()
+
+    @property
+    def finished(self) -> bool:
+        return (self.path / RECORD).exists()
+
+    def create(self, settings: Settings) -> None:
+        """Makes the folder and writes the settings into it."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        files.write_json(self.path / CONFIG, settings.to_dict())
+
+    def settings(self) -> Settings:
+        """What the run was started with; a file that is not whole or not known raises."""
+        path = self.path / CONFIG
+        try:
+            return Settings.from_dict(files.read_json(path))
+        except FileNotFoundError:
+            raise ConfigError(f"{self.path} is not a run folder: it has no {CONFIG}.") from None
+        except files.Damaged as damage:
+            raise ConfigError(str(damage)) from None
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from None
+
+    def lock(self) -> IO[bytes]:
+        """Keeps other processes from running this run until the file is closed or the process ends."""
+        file = (self.path / CONFIG).open("rb")
+        try:
+            flock(file, LOCK_EX | LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            raise ConfigError(f"another process is at the run in {self.path}.") from None
+        return file
+
+    def record(self) -> dict[str, Any]:
+        """The record of a finished run."""
+        return files.read_json(self.path / RECORD)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The lines of its log."""
+        return log.read(self.path / log.FILE)
+
+    def write_record(self, record: dict[str, Any]) -> None:
+        files.write_json(self.path / RECORD, record)
+
+    def write_weights(self, name: str, weights: dict[str, Tensor]) -> None:
+        """A state dict as safetensors."""
+        from safetensors.torch import save
+
+        state = {key: value.detach().cpu().contiguous() for key, value in weights.items()}
+        # Complex tensors as pairs of real ones: safetensors knows complex64 alone, and that not everywhere.
+        split = {key: torch.view_as_real(value).contiguous() for key, value in state.items() if value.is_complex()}
+        files.write(self.path / name, save(state | split, {"format": "pt", "complex": json.dumps(sorted(split))}))
+
+    def last_checkpoint(self) -> Path | None:
+        """The newest checkpoint, if there is one."""
+        return next(iter(checkpoint.listed(self.checkpoints)), None)
+
+
+def now() -> str:
+    """The time, to the second, in ISO form."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def environment(settings: Settings, device: torch.device) -> dict[str, Any]:
+    """What the numbers of a run belong to."""
+    commit = info.commit()
+    return {
+        "cwy": __version__,
+        "task": settings.task,
+        "recipe": settings.recipe,
+        "method": settings.method,
+        "seed": settings.seed,
+        "config": settings.to_dict(),
+        "commit": commit.removesuffix("+dirty"),
+        "dirty": commit.endswith("+dirty"),
+        "versions": info.versions(),
+        "device": info.device_name(device),
+        "threads": torch.get_num_threads(),
+    }

@@ -1,0 +1,85 @@
+"""All that a run must remember to go on as if it had never stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from . import checkpoint
+from .distributed import Group
+from .meter import Diverged, Meter, all_finite
+from .run import Folder, now
+
+
+@dataclass
+class State:
+    """What is neither in the model nor in the optimiser.
+
+    Attributes:
+        step: steps done.
+        seconds: training time.
+        started: when the run began.
+        best: the best evaluation: metric, value and step.
+        crossings: when the training loss first fell to each threshold.
+        final: the last metrics of each split.
+    """
+
+    step: int = 0
+    seconds: float = 0.0
+    started: str = field(default_factory=now)
+    best: dict[str, Any] | None = None
+    crossings: dict[str, int | None] = field(default_factory=dict)
+    final: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    def save(self, folder: Folder, group: Group, model: nn.Module, optimizer: Optimizer, meter: Meter) -> None:
+        """Writes a checkpoint; what is not finite raises, and nothing is written."""
+        whole = {
+            "model": model.state_dict(),
+            "optimizer": optimizer.state_dict(),
+            "meter": meter.state_dict(group),
+            "random": {name: group.gather(state) for name, state in _random(group.device).items()},
+            "run": asdict(self),
+        }
+        if not all_finite(whole):
+            raise Diverged(f"a weight or what the optimiser remembers is not finite after step {self.step}")
+        if group.first:
+            checkpoint.save(folder.checkpoints, self.step, whole)
+        # A rank that leaves early would have torchrun end the one that writes.
+        group.wait()
+
+    def restore(
+        self,
+        folder: Folder,
+        group: Group,
+        model: nn.Module,
+        optimizer: Optimizer,
+        meter: Meter,
+        say: Callable[[str], object],
+    ) -> bool:
+        """Reads the last whole checkpoint into all of these; False if there is none. Damaged ones are named by ``say``."""
+        content = group.broadcast(checkpoint.last(folder.checkpoints, say) if group.first else b"")
+        if not content:
+            return False
+        whole = checkpoint.parse(content)
+        model.load_state_dict(whole["model"])
+        optimizer.load_state_dict(whole["optimizer"])
+        meter.load_state_dict(whole["meter"])
+        for f in fields(self):
+            setattr(self, f.name, whole["run"][f.name])
+        rank = group.rank % len(whole["random"]["cpu"])
+        torch.set_rng_state(whole["random"]["cpu"][rank])
+        if group.device.type == "cuda" and "cuda" in whole["random"]:
+            torch.cuda.set_rng_state(whole["random"]["cuda"][rank], group.device)
+        return True
+
+
+def _random(device: torch.device) -> dict[str, Tensor]:
+    states = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return states

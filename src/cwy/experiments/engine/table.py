@@ -1,0 +1,52 @@
+"""The table of ``cwy runs``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from .config import ConfigError
+from .files import Damaged
+from .run import CONFIG, Folder
+
+
+def table(root: Path) -> Table | None:
+    """One row a run below a folder; None if there is none."""
+    view = Table(box=SIMPLE_HEAD, pad_edge=False)
+    view.add_column("run", overflow="fold")
+    for heading in ("step", "loss", "accuracy", "best", "time"):
+        view.add_column(heading, justify="right", no_wrap=True)
+    view.add_column("", no_wrap=True)
+    for cells in _rows(root):
+        view.add_row(*cells)
+    return view if view.row_count else None
+
+
+def _rows(root: Path) -> Iterator[list[str]]:
+    for path in sorted(config.parent for config in root.rglob(CONFIG)):
+        folder = Folder(path)
+        name = path.relative_to(root).as_posix() if path != root else path.name
+        try:
+            settings, rows, record = folder.settings(), folder.rows(), folder.record() if folder.finished else None
+        except (ConfigError, Damaged):
+            yield [name, *[""] * 5, "damaged"]
+            continue
+        finals = {row["split"]: row for row in rows}
+        final = finals.get("test") or finals.get("train") or {}
+        best = record["best"] if record else None
+        yield [
+            name if path != root else f"{settings.task}/{settings.name}",
+            str(rows[-1]["step"]) if rows else "0",
+            _number(final.get("loss"), ".2e"),
+            _number(final.get("accuracy"), ".2%"),
+            _number(best["value"] if best else None, ".2%" if best and "accuracy" in best["metric"] else ".2e"),
+            _number(rows[-1]["seconds"] if rows else None, ".1f", " s"),
+            "done" if record else "open",
+        ]
+
+
+def _number(value: float | None, form: str, unit: str = "") -> str:
+    return "" if value is None else f"{value:{form}}{unit}"

@@ -1,0 +1,5 @@
+"""MNIST pixel by pixel, plain and permuted."""
+
+from .task import PermutedPixels, Pixels
+
+TASKS = (Pixels, PermutedPixels)

@@ -1,0 +1,6 @@
+"""The report: run folders in, one page and its figures out. What is shown of a task is described next to the task."""
+
+from .runs import ReportError, Run, find_runs, read_run
+from .write import write
+
+__all__ = ["ReportError", "Run", "find_runs", "read_run", "write"]

@@ -1,0 +1,151 @@
+"""The figures: every seed thin, their mean thick, the baseline dashed; as PNG and SVG files and as SVG for the page."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, LogLocator, NullFormatter, NullLocator, PercentFormatter, StrMethodFormatter
+
+from .describe import Curve, Series
+from .panels import Panel
+
+# Seen on white and on black, and told apart by colour-blind readers; the baselines of torch are greys.
+COLOURS = {
+    "cwy": "#1f7fd6",
+    "tcwy": "#26a6a6",
+    "hr": "#6b5fd0",
+    "exprnn": "#e08214",
+    "dtriv": "#2f9e55",
+    "scornn": "#d6467a",
+    "urnn": "#9a6dd7",
+    "eurnn": "#b8860b",
+    "lstm": "#7d8590",
+    "gru": "#9aa2ad",
+    "rnn": "#626a75",
+}
+DASHES = ("solid", (0, (5, 1.5)), (0, (2, 1.2)), (0, (6, 1.5, 1, 1.5)), (0, (1, 1)))
+ACCURACIES = (0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.97, 0.98, 0.99, 0.995)
+INK = "#3c4451"
+STYLE = {
+    "font.size": 10.5,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "cwy",
+    "path.simplify_threshold": 0.2,
+    **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+}
+
+
+def draw(panel: Panel, curve: Curve) -> Figure:
+    """A panel's figure of one metric."""
+    with rc_context(STYLE):
+        figure = Figure(figsize=(7.2, 4.6), layout="constrained")
+        axes = figure.subplots()
+        axes.set(xlabel=curve.along_label, ylabel=curve.label)
+        axes.set_xscale(curve.along_scale)
+        axes.set_yscale(curve.scale)
+        for series, style in zip(panel.drawn(curve), styles(panel.drawn(curve)), strict=True):
+            _curves(axes, curve, series, style)
+        if curve.baseline:
+            level = curve.baseline.value(panel.config)
+            label = f"{curve.baseline.label} ({curve.baseline.form(level)})"
+            axes.axhline(level, color=INK, linestyle=(0, (4, 3)), linewidth=1.4, label=label)
+        if curve.overlay:
+            curve.overlay(axes, panel.drawn(curve))
+        axes.grid(which="major", color="#8a94a3", alpha=0.25, linewidth=0.7)
+        axes.set_title(panel.title, loc="left", fontsize="medium", fontweight="bold")
+        _ticks(axes, curve)
+        figure.legend(loc="outside lower center", ncols=_columns(axes.get_legend_handles_labels()[1]), frameon=False)
+    return figure
+
+
+def styles(series: Sequence[Series]) -> list[dict[str, Any]]:
+    """A colour a method, dashes for its variants."""
+    seen: dict[str, int] = {}
+    found = []
+    for one in series:
+        variant = seen[one.method] = seen.get(one.method, -1) + 1
+        width = 2.4 if one.method in ("cwy", "tcwy") and not variant else 1.8
+        found.append(
+            {"color": COLOURS.get(one.method, "#a0522d"), "linestyle": DASHES[variant % len(DASHES)], "linewidth": width}
+        )
+    return found
+
+
+def _curves(axes: Axes, curve: Curve, series: Series, style: dict[str, Any]) -> None:
+    curves = [run.curve(curve.split, curve.metric, curve.along) for run in series.runs]
+    name = f"series {series.label}"
+    if len(curves) == 1:
+        axes.plot(*curves[0], label=series.label, gid=name, **style)
+        return
+    thin: dict[str, Any] = {**style, "linewidth": 0.8, "alpha": 0.45}
+    for x, y in curves:
+        axes.plot(x, y, gid=name, **thin)
+    # The mean over seeds, where every seed has a value; of logarithms on such an axis.
+    common = sorted(set.intersection(*(set(x) for x, _ in curves)))
+    values = np.array([[dict(zip(x, y, strict=True))[at] for at in common] for x, y in curves])
+    mean = np.exp(np.log(np.maximum(values, 1e-300)).mean(0)) if curve.scale == "log" else values.mean(0)
+    axes.plot(common, mean, label=f"{series.label} ({len(curves)} seeds)", gid=name, **style)
+
+
+def _columns(labels: Sequence[str]) -> int:
+    """As many columns of a legend as fit the figure's width: some eighty letters, a line's sample taking six."""
+    for columns in range(min(4, len(labels)), 1, -1):
+        if sum(6 + max(map(len, part)) for part in np.array_split(np.array(labels), columns)) <= 80:
+            return columns
+    return 1
+
+
+def _ticks(axes: Axes, curve: Curve) -> None:
+    for axis, scale in ((axes.xaxis, curve.along_scale), (axes.yaxis, curve.scale)):
+        if scale == "linear":
+            axis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+        elif scale == "logit":
+            axis.set_major_locator(FixedLocator(ACCURACIES))
+            axis.set_major_formatter(PercentFormatter(1, decimals=0))
+            axis.set_minor_locator(NullLocator())
+        else:
+            low, high = axis.get_view_interval()
+            # Less than two powers of ten need more numbers than those powers.
+            if high < 100 * low:
+                axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+                axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+                axis.set_minor_formatter(NullFormatter())
+
+
+def png(figure: Figure) -> bytes:
+    """The figure as a PNG."""
+    return _save(figure, "png", dpi=160, metadata={"Software": None})
+
+
+def svg(figure: Figure) -> str:
+    """The figure as an SVG that is the same each time."""
+    return _save(figure, "svg", metadata={"Date": None, "Creator": None}).decode()
+
+
+def inline(figure: Figure, name: str, text: str) -> str:
+    """The figure as an element of a page: it takes the page's colour and font, and its ids are its own."""
+    for patch in (figure.patch, *(axes.patch for axes in figure.axes)):
+        patch.set_visible(False)
+    drawn = svg(figure)
+    drawn = drawn[drawn.index("<svg") :].replace(INK, "currentColor")
+    drawn = re.sub(r'(id="|url\(#|href="#)', rf"\g<1>{name}--", drawn)
+    drawn = re.sub(r"<metadata>.*?</metadata>", "", drawn, flags=re.DOTALL)
+    drawn = re.sub(r"font: ([^;\"]*?)'DejaVu Sans'[^;\"]*", r"font: \1var(--font)", drawn)
+    return re.sub(r'^<svg[^>]*?viewBox="([^"]*)"[^>]*>', rf'<svg viewBox="\1" role="img" aria-label="{escape(text)}">', drawn)
+
+
+def _save(figure: Figure, kind: str, **options: Any) -> bytes:
+    content = io.BytesIO()
+    with rc_context(STYLE):
+        figure.savefig(content, format=kind, **options)
+    return content.getvalue()

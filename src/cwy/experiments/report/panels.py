@@ -1,0 +1,85 @@
+"""Runs, sorted into what is shown together: panels of one task and size, in them series of one method and setting."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from .describe import Config, Curve, Description, Series, describe
+from .runs import Run
+
+# What may differ between two runs of one curve.
+INCIDENTAL = {"seed", "recipe", "device", "compile", "log_every", "evaluate_every", "save_every"}
+LETTERS = {"hidden_size": "N", "reflections": "L"}
+ORDER = ("cwy", "tcwy", "hr", "exprnn", "dtriv", "scornn", "urnn", "eurnn", "lstm", "gru", "rnn")
+"""The order of rows and legends; others follow by name."""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Series that are drawn in the same figures and compared in the same table."""
+
+    task: str
+    description: Description
+    series: list[Series]
+
+    @property
+    def config(self) -> Config:
+        """The settings of its first run."""
+        return self.series[0].config
+
+    @property
+    def title(self) -> str:
+        """The task, and what sets this panel apart, as in "Copying, T = 1000"."""
+        sizes = [f"{letter} = {self.config[key]}" for key, letter in self.description.panels.items() if key in self.config]
+        return ", ".join([self.description.title, *sizes])
+
+    @property
+    def slug(self) -> str:
+        """Its name in file names and links, as in "copying-T1000"."""
+        sizes = [f"{letter}{self.config[key]}" for key, letter in self.description.panels.items() if key in self.config]
+        return "-".join([self.task, *sizes])
+
+    @property
+    def finding(self) -> str:
+        """What it shows, in a sentence."""
+        return self.description.finding(self.series)
+
+    @property
+    def runs(self) -> list[Run]:
+        """Every run."""
+        return [run for series in self.series for run in series.runs]
+
+    def drawn(self, curve: Curve) -> list[Series]:
+        """The series with something to draw."""
+        return [one for one in self.series if any(run.curve(curve.split, curve.metric, curve.along)[0] for run in one.runs)]
+
+
+def arrange(runs: Iterable[Run]) -> list[Panel]:
+    """The panels of these runs, by task and size; in each, the series in the order of ORDER."""
+    groups: dict[tuple, list[Run]] = {}
+    for run in runs:
+        keys = describe(run.task).panels
+        groups.setdefault((run.task, *(run.config.get(key) for key in keys)), []).append(run)
+    ordered = sorted(groups.items(), key=lambda item: (item[0][0], *(value or 0 for value in item[0][1:])))
+    return [Panel(key[0], describe(key[0]), _series(members)) for key, members in ordered]
+
+
+def _series(runs: Sequence[Run]) -> list[Series]:
+    found: dict[str, list[Run]] = {}
+    for run in sorted(runs, key=lambda run: (_rank(run.method), -(run.config.get("reflections") or 1 << 30), run.seed)):
+        alike = [other for other in runs if other.method == run.method]
+        differ = [
+            key for key in run.config if key not in INCIDENTAL and any(o.config.get(key) != run.config[key] for o in alike)
+        ]
+        variant = ", ".join(_setting(key, run.config[key]) for key in differ)
+        found.setdefault(f"{run.method} ({variant})" if variant else run.method, []).append(run)
+    return [Series(label, members) for label, members in found.items()]
+
+
+def _rank(method: str) -> tuple[int, str]:
+    return ORDER.index(method) if method in ORDER else len(ORDER), method
+
+
+def _setting(key: str, value: object) -> str:
+    return f"{LETTERS.get(key, key)} = {'N' if key == 'reflections' and value is None else value}"

@@ -1,0 +1,128 @@
+"""Run folders, read back: what was set, what was logged, and, once a run has ended, its record."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+
+class ReportError(RuntimeError):
+    """A run folder that is not there or can't be read; says which, and why."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run: its settings, its logged rows in order, and its record; None while it has not ended."""
+
+    folder: Path
+    config: dict[str, Any]
+    metrics: list[dict[str, Any]]
+    record: dict[str, Any] | None
+
+    @property
+    def task(self) -> str:
+        """The task's name."""
+        return self.config["task"]
+
+    @property
+    def method(self) -> str:
+        """The method's name."""
+        return self.config["method"]
+
+    @property
+    def seed(self) -> int:
+        """The seed."""
+        return self.config["seed"]
+
+    @property
+    def status(self) -> str:
+        """ "finished", or how far it has come."""
+        return self.record["status"] if self.record else f"unfinished, at {self.steps}"
+
+    @cached_property
+    def steps(self) -> int:
+        """Iterations done."""
+        return max((row["step"] for row in self.metrics), default=0)
+
+    @cached_property
+    def seconds(self) -> float:
+        """Training time so far."""
+        return self.record["seconds"] if self.record else max((row.get("seconds", 0.0) for row in self.metrics), default=0.0)
+
+    def curve(self, split: str, metric: str, along: str = "step") -> tuple[list[float], list[float]]:
+        """The logged values of a metric, and where on the other axis each was taken."""
+        rows = [
+            row for row in self.metrics if row["split"] == split and row.get(metric) is not None and row.get(along) is not None
+        ]
+        return [row[along] for row in rows], [row[metric] for row in rows]
+
+    def last(self, split: str, metric: str) -> float | None:
+        """The last logged value of a metric; None if there is none."""
+        values = self.curve(split, metric)[1]
+        return values[-1] if values else None
+
+    def best(self, split: str, metric: str) -> float | None:
+        """The highest logged value of a metric; None if there is none."""
+        return max(self.curve(split, metric)[1], default=None)
+
+    def crossing(self, level: float, split: str = "train", metric: str = "loss") -> int | None:
+        """The first iteration with a value at or under the level: the record's, or of the rows logged so far."""
+        recorded = (self.record or {}).get("crossings", {})
+        if f"{level:g}" in recorded:
+            return recorded[f"{level:g}"]
+        steps, values = self.curve(split, metric)
+        return next((int(step) for step, value in zip(steps, values, strict=True) if value <= level), None)
+
+
+def find_runs(folders: Iterable[Path]) -> list[Run]:
+    """Every run below the folders, themselves included, by path; raises where one holds none."""
+    found: dict[Path, Run] = {}
+    for folder in folders:
+        if not folder.is_dir():
+            raise ReportError(f"{folder} is not a folder.")
+        configs = sorted(folder.rglob("config.json"))
+        if not configs:
+            raise ReportError(
+                f"no run below {folder}: a run folder holds config.json. `cwy train --help` says how to make one."
+            )
+        found |= {
+            config.parent.resolve(): read_run(config.parent) for config in configs if config.parent.resolve() not in found
+        }
+    return list(found.values())
+
+
+def read_run(folder: Path) -> Run:
+    """The run in a folder; a damaged file raises by name."""
+    config = _json(folder / "config.json")
+    for key in ("task", "method", "seed"):
+        if key not in config:
+            raise ReportError(f"{folder / 'config.json'} is not a run's: it has no {key!r}.")
+    record = _json(folder / "record.json") if (folder / "record.json").exists() else None
+    return Run(folder, config, _rows(folder / "metrics.jsonl"), record)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ReportError(f"cannot read {path}: {error}") from error
+    if not isinstance(content, dict):
+        raise ReportError(f"cannot read {path}: it holds no JSON object.")
+    return content
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    lines = path.read_text(encoding="utf-8").split("\n") if path.exists() else [""]
+    # What follows the last newline is a row that is being written.
+    rows = []
+    for number, line in enumerate(lines[:-1], 1):
+        try:
+            row = json.loads(line)
+            rows.append({**row, "step": int(row["step"]), "split": str(row["split"])})
+        except (ValueError, KeyError, TypeError) as error:
+            raise ReportError(f"cannot read {path}, line {number}: {error}") from error
+    return rows

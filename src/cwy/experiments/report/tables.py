@@ -1,0 +1,103 @@
+"""The report's tables, as HTML: summary of a panel, every run, settings, environment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from statistics import mean
+
+from .describe import Column
+from .figure import styles
+from .panels import LETTERS, Panel
+from .runs import Run
+from .words import duration, number
+
+TIME = Column("training time", lambda run: run.seconds, duration)
+
+
+def summary(panel: Panel) -> str:
+    """A row a series: its numbers over the seeds, and what was published."""
+    published = [panel.description.published(one.config) for one in panel.series]
+    columns = (*panel.description.columns, TIME)
+    heads = ["method", *(column.heading for column in columns), *["published"] * any(published)]
+    rows = []
+    for one, style, told in zip(panel.series, styles(panel.series), published, strict=True):
+        dot = f'<i style="background:{style["color"]}"></i>'
+        seeds = f" <small>{len(one.runs)} seeds</small>" if len(one.runs) > 1 else ""
+        unfinished = "" if all(run.record for run in one.runs) else ' <small class="warn">unfinished</small>'
+        cells = [f"<td>{_over_seeds(column, one.runs)}</td>" for column in columns]
+        cells += [f'<td class="text">{escape(told or "–")}</td>'] * any(published)
+        name = f'<th scope="row">{dot}{escape(one.label)}{seeds}{unfinished}</th>'
+        rows.append(f'<tr data-series="{escape(one.label)}">{name}{"".join(cells)}</tr>')
+    return _table(heads, rows)
+
+
+def every_run(panels: Sequence[Panel]) -> str:
+    """A row a run."""
+    rows, several = [], len(panels) > 1
+    for panel in panels:
+        for one in panel.series:
+            for run in one.runs:
+                record = run.record or {}
+                best = "{metric} {value:.4g} at {step:,}".format(**record["best"]) if record.get("best") else "–"
+                drift = [row["orthogonality_error"] for row in run.metrics if row.get("orthogonality_error") is not None]
+                size = f"{record['parameters']:,}" if "parameters" in record else "–"
+                cells = [one.label, str(run.seed), run.status, f"{run.steps:,}", best, number(max(drift)) if drift else "–"]
+                rows.append(_row([*[panel.title] * several, *cells, size, run.folder.name]))
+    heads = ("method", "seed", "status", "iterations", "best", "orthogonality error", "parameters", "folder")
+    return _table([*["task"] * several, *heads], rows)
+
+
+def settings(runs: Sequence[Run]) -> str:
+    """A row a setting; one column where all runs agree, else one a method."""
+    several = len({run.task for run in runs}) > 1
+    columns: dict[str, list[Run]] = {}
+    for run in runs:
+        columns.setdefault(f"{run.task}, {run.method}" if several else run.method, []).append(run)
+    rows = []
+    for key in dict.fromkeys(key for run in runs for key in run.config if key not in ("task", "method")):
+        cells = [", ".join(dict.fromkeys(_setting(run, key) for run in members)) for members in columns.values()]
+        name = f"{key} ({LETTERS[key]})" if key in LETTERS else key
+        alike = f'<td colspan="{len(cells)}">{escape(cells[0])}</td>' if len(set(cells)) == 1 else ""
+        rows.append(f'<tr><th scope="row">{escape(name)}</th>{alike or "".join(f"<td>{escape(c)}</td>" for c in cells)}</tr>')
+    return _table(["setting", *columns], rows)
+
+
+def environment(runs: Sequence[Run]) -> str:
+    """A row for each machine, set of versions, commit and day, with the number of runs."""
+    found: dict[tuple[str, ...], int] = {}
+    for record in (run.record for run in runs if run.record):
+        versions = ", ".join(f"{name} {version}" for name, version in record.get("versions", {}).items())
+        commit = f"{str(record.get('commit') or '?')[:12]}{' (changed)' if record.get('dirty') else ''}"
+        row = str(record["device"]), str(record.get("threads", "–")), commit, str(record.get("started", ""))[:10], versions
+        found[row] = found.get(row, 0) + 1
+    rows = [_row([str(count), *row], kind=' class="text"') for row, count in found.items()]
+    return (
+        _table(("runs", "device", "CPU threads", "commit", "day", "versions"), rows) if rows else "<p>No run has ended yet.</p>"
+    )
+
+
+def _over_seeds(column: Column, runs: Sequence[Run]) -> str:
+    values = [column.value(run) for run in runs]
+    known = [value for value in values if value is not None]
+    if not known:
+        return escape(column.absent if all(run.record for run in runs) else "–")
+    low, high = column.form(min(known)), column.form(max(known))
+    spread = [f"{low} to {high}"] if low != high else []
+    if len(known) < len(values):
+        spread.append(f"{len(known)} of {len(values)} seeds")
+    return escape(column.form(mean(known))) + (f"<br><small>{escape(', '.join(spread))}</small>" if spread else "")
+
+
+def _setting(run: Run, key: str) -> str:
+    value = run.config.get(key, "–")
+    return "none" if value is None else str(value)
+
+
+def _row(cells: Sequence[str], kind: str = "") -> str:
+    return f"<tr>{''.join(f'<td{kind}>{escape(cell)}</td>' for cell in cells)}</tr>"
+
+
+def _table(heads: Sequence[str], rows: Sequence[str]) -> str:
+    head = "".join(f'<th scope="col">{escape(text)}</th>' for text in heads)
+    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'

@@ -1,0 +1,53 @@
+"""``cwy report``: the page and the figures, as files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from itertools import chain
+from pathlib import Path
+
+from . import figure
+from .page import page
+from .panels import Panel, arrange
+from .runs import Run
+
+PAGE = "report.html"
+
+
+def write(runs: Sequence[Run], out: Path) -> list[Path]:
+    """Reports on runs into a folder; returns the page and, after it, each figure as PNG and SVG."""
+    panels = arrange(runs)
+    drawn = {panel.slug: _figures(panel) for panel in panels}
+    files: dict[str, bytes] = {}
+    for name, one, _ in chain.from_iterable(drawn.values()):
+        files |= {f"{name}.png": figure.png(one), f"{name}.svg": figure.svg(one).encode()}
+    inlined = {slug: [figure.inline(one, name, text) for name, one, text in figures] for slug, figures in drawn.items()}
+    files = {PAGE: page(panels, inlined).encode(), **files}
+    for name, content in files.items():
+        _replace(out / name, content)
+    return [out / name for name in files]
+
+
+def elements(panel: Panel) -> list[str]:
+    """A panel's figures as SVG elements of a page."""
+    return [figure.inline(drawn, name, text) for name, drawn, text in _figures(panel)]
+
+
+def _figures(panel: Panel) -> list[tuple[str, figure.Figure, str]]:
+    """Name, figure and words of each curve that has something to draw."""
+    return [
+        (f"{panel.slug}-{curve.name}", figure.draw(panel, curve), f"{panel.title}: {curve.label} over {curve.along_label}")
+        for curve in panel.description.curves
+        if panel.drawn(curve)
+    ]
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Writes a file that appears whole or not at all."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        partial.write_bytes(content)
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)

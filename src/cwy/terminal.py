@@ -1,0 +1,26 @@
+"""What commands share: mistakes told in one line, folders tried before any work is done."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def plainly(error: type[Exception], what: str = "") -> Generator[None]:
+    """Ends the command with one line, not a traceback, where such an error is the user's to mend."""
+    try:
+        yield
+    except error as mistake:
+        sys.exit(f"cwy: {what}{getattr(mistake, 'strerror', None) or mistake}")
+
+
+def writable(folder: Path) -> Path:
+    """The folder, made if need be; raises before any work is done if nothing can be written there."""
+    from tempfile import TemporaryFile
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with TemporaryFile(dir=folder):
+        return folder

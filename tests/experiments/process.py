@@ -1,0 +1,102 @@
+"""Runs as a user starts them: real processes, small settings."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from safetensors.torch import load_file
+
+from cwy.experiments.engine import command as engine
+from cwy.experiments.engine import task
+from cwy.experiments.engine.display import Display
+from cwy.experiments.engine.distributed import Group
+from cwy.experiments.engine.loop import Loop
+from cwy.experiments.engine.run import Folder
+
+SETTINGS = {
+    "T": 5,
+    "hidden_size": 12,
+    "batch_size": 7,
+    "iterations": 300,
+    "log_every": 5,
+    "evaluate_every": 20,
+    "save_every": 7,
+}
+ENV = {**os.environ, "COLUMNS": "100", "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8"}
+
+
+def arguments(out: Path, *more: str, what: str = "copying/small", **settings: object) -> list[str]:
+    every = {**SETTINGS, **settings}
+    return ["train", what, "--out", str(out), *more, *(part for k, v in every.items() for part in ("--set", f"{k}={v}"))]
+
+
+def train(
+    out: Path, methods=("cwy",), seeds=(0,), what="copying/small", precision="float32", **settings: object
+) -> tuple[int, str]:
+    """``cwy train`` in this process: its status, and what it printed."""
+    console, every = Console(file=io.StringIO(), width=100), {**SETTINGS, **settings}
+    texts = [f"{key}={value}" for key, value in every.items()]
+    status = engine.train(what, methods, seeds, texts, "cpu", precision, False, out, console)
+    return status, console.file.getvalue()
+
+
+def loop(folder: Path, method: str = "cwy", **settings: object) -> Loop:
+    """A run that is set up but not started."""
+    texts = tuple(f"{key}={value}" for key, value in (SETTINGS | settings).items())
+    return Loop(task.settings("copying/small", method, assignments=texts), Folder(folder), Group("cpu"), Display(None))
+
+
+def resume(folder: Path) -> tuple[int, str]:
+    """``cwy resume`` in this process."""
+    console = Console(file=io.StringIO(), width=100)
+    return engine.resume(folder, None, console), console.file.getvalue()
+
+
+def cwy(*args: object, ranks: int = 1, **options) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*program(ranks), *map(str, args)], env=ENV, capture_output=True, text=True, **options)
+
+
+def start(*args: object, ranks: int = 1) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*program(ranks), *map(str, args)], env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )  # fmt: skip
+
+
+def program(ranks: int) -> list[str]:
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
+    return [sys.executable, *torchrun, "-m", "cwy"]
+
+
+def rows(folder: Path) -> list[dict]:
+    path = folder / "metrics.jsonl"
+    return (
+        [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        if path.exists()
+        else []
+    )
+
+
+def numbers(folder: Path) -> list[dict]:
+    """The log without the times."""
+    return [{k: v for k, v in row.items() if k not in ("seconds", "step_ms")} for row in rows(folder)]
+
+
+def weights(folder: Path, name: str = "weights.safetensors") -> dict[str, torch.Tensor]:
+    return load_file(folder / name)
+
+
+def until(process: subprocess.Popen, folder: Path, step: int) -> None:
+    """Waits until a run has logged a step."""
+    while not any(row["step"] >= step for row in rows(folder)):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)

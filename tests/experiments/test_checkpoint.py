@@ -1,0 +1,158 @@
+"""Checkpoints: killed, flipped, cut short, on a full disk."""
+
+import io
+import multiprocessing
+import os
+import random
+import resource
+import shutil
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from cwy.experiments.engine import checkpoint
+from cwy.experiments.engine.display import Display
+from cwy.experiments.engine.meter import Diverged
+
+from .process import arguments, cwy, loop, numbers, resume, rows, same, weights
+
+
+def saver(folder, step):
+    while True:
+        checkpoint.save(folder, step, {"step": step, "model": torch.full((200_000,), float(step))})
+        step += 1
+
+
+def test_a_kill_at_any_moment_of_saving_leaves_a_whole_checkpoint(tmp_path):
+    chance, step = random.Random(0), 0
+    checkpoint.save(tmp_path, step, {"step": 0, "model": torch.zeros(200_000)})
+    for _ in range(30):
+        process = multiprocessing.get_context("fork").Process(target=saver, args=(tmp_path, step + 1))
+        process.start()
+        time.sleep(chance.uniform(0.02, 0.08))
+        process.kill()
+        process.join()
+        complaints = []
+        state = checkpoint.parse(checkpoint.last(tmp_path, complaints.append))
+        assert complaints == []
+        assert state["step"] >= step
+        assert torch.equal(state["model"], torch.full((200_000,), float(state["step"])))
+        assert len(checkpoint.listed(tmp_path)) <= checkpoint.KEEP + 1
+        step = state["step"]
+    assert step > 30
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+DAMAGE = {
+    "a flipped bit": flip,
+    "cut short": lambda path: os.truncate(path, path.stat().st_size - 1),
+    "emptied": lambda path: os.truncate(path, 0),
+    "without its hash": lambda path: path.with_name(f"{path.name}.sha256").unlink(),
+    "with an empty hash": lambda path: os.truncate(path.with_name(f"{path.name}.sha256"), 0),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
+def test_a_damaged_checkpoint_is_named_and_the_one_before_used(damage, tmp_path):
+    first, second = (checkpoint.save(tmp_path, step, {"step": step}) for step in (1, 2))
+    damage(second)
+    complaints = []
+    assert checkpoint.parse(checkpoint.last(tmp_path, complaints.append))["step"] == 1
+    assert len(complaints) == 1
+    assert str(second) in complaints[0]
+    damage(first)
+    with pytest.raises(checkpoint.Damaged, match=r"no checkpoint in .* is whole"):
+        checkpoint.last(tmp_path, complaints.append)
+
+
+def test_code_in_a_checkpoint_is_not_run(tmp_path):
+    class Evil:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "ran"),)
+
+    checkpoint.save(tmp_path, 1, {"model": Evil()})
+    with pytest.raises(Exception, match="weights_only"):
+        checkpoint.parse(checkpoint.last(tmp_path, print))
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one_or_a_full_disk(whole, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(whole, run)
+    for name in ("record.json", "weights.safetensors", "best.safetensors"):
+        (run / name).unlink()
+    newest, before = checkpoint.listed(run / "checkpoints")
+    flip(newest)
+    # As on a full disk: a file of the size of a checkpoint is refused.
+    size = before.stat().st_size - 1000
+    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+    full = cwy("resume", run, preexec_fn=limit)
+    assert full.returncode == 1
+    assert str(newest) in full.stdout
+    assert (
+        f"cannot write to the folder {run}: File too large. To go on from its last checkpoint: cwy resume {run}" in full.stderr
+    )
+    assert full.stderr.count("\n") == 1
+    assert checkpoint.listed(run / "checkpoints") == [before]
+    assert checkpoint.parse(checkpoint.read(before))["run"]["step"] == 287
+    assert not list(run.rglob("*.partial"))
+    assert resume(run)[0] == 0
+    assert same(weights(run), weights(whole))
+    assert numbers(run) == numbers(whole)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /sys, which not even root can write to")
+def test_a_folder_that_cannot_be_written_is_named_and_nothing_is_left(tmp_path):
+    (tmp_path / "file").touch()
+    for out in Path("/sys/cwy/run"), tmp_path / "file" / "run":
+        done = cwy(*arguments(out))
+        assert (done.returncode, done.stdout) == (1, "")
+        assert f"cannot write to the folder {out}" in done.stderr
+        assert done.stderr.count("\n") == 1
+        assert not out.parent.is_dir()
+    assert [path.name for path in tmp_path.rglob("*")] == ["file"]
+
+
+def test_a_gradient_that_is_not_finite_stops_the_run_before_its_step(tmp_path):
+    loop(tmp_path / "fine", iterations=12).run()
+    broken = loop(tmp_path / "run")
+    # The gradient of step 13, at one place.
+    broken.model.readout.bias.register_hook(
+        lambda g: g.index_fill(0, torch.tensor(3), torch.nan if broken.step == 12 else g[3])
+    )
+    with pytest.raises(Diverged, match=r"of step 13 was not finite: .* last good checkpoint is .*step-00000007\.pt"):
+        broken.run()
+    assert same(broken.model.state_dict(), weights(tmp_path / "fine"))
+    assert [path.name for path in checkpoint.listed(tmp_path / "run" / "checkpoints")] == ["step-00000007.pt"]
+    assert [row["step"] for row in rows(tmp_path / "run")] == [5, 10]
+
+
+def test_a_step_to_infinity_reaches_no_file(tmp_path):
+    done = cwy(*arguments(tmp_path / "run", lr=1e38, save_every=1))
+    assert done.returncode == 3
+    assert "is not finite after step 1: the run is stopped. There is no checkpoint yet." in done.stderr
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["config.json", "metrics.jsonl", "tensorboard"]
+
+
+@pytest.mark.parametrize(("size", "told"), [(1e-3, "Warning: the orthogonality error after step 5 is"), (1e-1, None)])
+def test_a_weight_that_is_not_orthogonal_is_told_or_stops_the_run(size, told, tmp_path):
+    console = Console(file=io.StringIO(), width=200)
+    run = loop(tmp_path / "run", iterations=5)
+    run.display = Display(console)
+    chart = run.model.core.parametrizations.weight_hh_l0[0]
+    chart.signs[0] *= 1 + size
+    if told:
+        run.run()
+        assert told in console.file.getvalue()
+    else:
+        with pytest.raises(Diverged, match=r"the orthogonality error after step 5 is 2\.1e-01, above 1e-02"):
+            run.run()

@@ -1,0 +1,143 @@
+"""The report: what a reader sees of runs, in a real browser too."""
+
+import html
+import json
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+
+import pytest
+from matplotlib.colors import to_rgb
+from matplotlib.image import imread
+
+from cwy.experiments.report import ReportError, find_runs, write
+from cwy.experiments.report.figure import styles
+from cwy.experiments.report.panels import arrange
+
+from ..test_cli import COMMAND, run
+from .sample import copying, mnist
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    root = tmp_path_factory.mktemp("runs")
+    for seed in range(3):
+        copying(root, "cwy", seed, fall=3)
+        copying(root, "scornn", seed, fall=0.5 + seed / 4)
+    copying(root, "cwy", 0, fall=2, reflections=48)
+    copying(root, "lstm", 0)
+    copying(root / "deeper", "exprnn", 0, fall=3, finished=False)
+    copying(root, "cwy", 0, T=2000, fall=2)
+    mnist(root, "cwy", 0, 0.978)
+    return root
+
+
+def text(page):
+    return re.sub(r"\s+", " ", html.unescape(re.sub(r"<style>.*?</style>|<[^>]+>", " ", page, flags=re.DOTALL)))
+
+
+def test_runs_are_compared_by_task_size_and_setting(runs):
+    panels = {panel.title: panel for panel in arrange(find_runs([runs]))}
+    assert list(panels) == ["Copying, T = 1000", "Copying, T = 2000", "Pixel-by-pixel MNIST, N = 170"]
+    first = panels["Copying, T = 1000"]
+    assert [(one.label, len(one.runs)) for one in first.series] == [
+        ("cwy (L = N)", 3), ("cwy (L = 48)", 1), ("exprnn", 1), ("scornn", 3), ("lstm", 1),
+    ]  # fmt: skip
+    assert first.finding == (
+        "cwy and exprnn learn to recall the symbols, scornn gets under the no-memory baseline, lstm does not"
+    )
+
+
+def test_the_page_tells_every_number_and_needs_nothing_else(runs, tmp_path):
+    written = write(find_runs([runs, runs / "deeper"]), tmp_path)
+    names = {path.name for path in written}
+    assert names == {path.name for path in tmp_path.iterdir()}
+    assert {"report.html", "copying-T1000-loss.png", "copying-T1000-loss.svg", "mnist-N170-accuracy.svg"} < names
+    page = (tmp_path / "report.html").read_text()
+    assert not re.findall(r"""(?:src|href|url|@import)\W+(?:https?:)?//""", page)
+    words = text(page)
+    for one in find_runs([runs]):
+        assert f"{one.folder.name} " in words
+        if one.record and one.task == "copying":
+            logged = replace(one, record=None)
+            assert one.record["crossings"] == {"0.01": logged.crossing(0.01), "0.001": logged.crossing(0.001)}
+    for told in ("goes to zero, the fastest", "no memory (0.0204)", "above 95%", "unfinished, at 4000", "1 is not finished.",
+                 "under 0.001 at iteration", "never", "Some CPU", "0123456789ab", "orthogonal_lr", "2e-05"):  # fmt: skip
+        assert told in words, told
+    for path in tmp_path.glob("*.svg"):
+        labels = re.findall(r"<text[^>]*>([^<]*)</text>", path.read_text())
+        assert any("(" in label or "accuracy" in label for label in labels), "axes have units"
+        assert {"iteration", "epoch"} & set(labels)
+        assert any(label.startswith("cwy") for label in labels), "and a legend"
+    again = tmp_path / "again"
+    again.mkdir()
+    write(find_runs([runs, runs / "deeper"]), again)
+    assert all((again / name).read_bytes() == (tmp_path / name).read_bytes() for name in names), "the same runs, the same files"
+
+
+@pytest.mark.skipif(BROWSER is None, reason="needs a headless browser")
+def test_a_browser_draws_every_curve_without_complaint(runs, tmp_path):
+    page = write(find_runs([runs]), tmp_path)[0]
+    probe = """<script>for (const svg of document.querySelectorAll("svg")) {
+        const boxes = [...svg.querySelectorAll('g[id*="--series "] path')].map((path) => path.getBoundingClientRect());
+        svg.dataset.drawn = boxes.filter((box) => box.width > 200 && box.height > 5).length + "/" + boxes.length;
+    }</script>"""
+    (tmp_path / "probed.html").write_text(page.read_text().replace("</body>", probe + "</body>"))
+    options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--window-size=1280,6000"]
+    options += [f"--user-data-dir={tmp_path / 'profile'}", "--enable-logging=stderr"]
+    view = lambda *more: subprocess.run([BROWSER, *options, *more], capture_output=True, text=True, timeout=120)
+    seen = view("--dump-dom", (tmp_path / "probed.html").as_uri())
+    assert "CONSOLE" not in seen.stderr
+    drawn = re.findall(r'data-drawn="(\d+)/(\d+)"', seen.stdout)
+    assert len(drawn) == len(list(tmp_path.glob("*.svg"))) == 4
+    assert all(int(count) and count == total for count, total in drawn), drawn
+    view(f"--screenshot={tmp_path / 'page.png'}", page.as_uri())
+    pixels = imread(tmp_path / "page.png")[..., :3]
+    for style in styles(arrange(find_runs([runs]))[0].series):
+        near = abs(pixels - to_rgb(style["color"])).max(-1) < 0.02
+        assert near.sum() > 500, style
+
+
+def test_an_unknown_task_is_drawn_too(tmp_path):
+    folder = copying(tmp_path, "cwy", 0, task="later")
+    assert "later" in text(write(find_runs([folder]), tmp_path)[0].read_text())
+    assert (tmp_path / "later-loss.png").exists()
+
+
+def test_a_torn_last_line_is_left_out_and_a_damaged_file_is_named(tmp_path):
+    folder = copying(tmp_path, "cwy", 0, finished=False)
+    log = folder / "metrics.jsonl"
+    whole = find_runs([tmp_path])[0]
+    log.write_text(log.read_text() + '{"step": 4020, "spl')
+    assert find_runs([tmp_path])[0].metrics == whole.metrics
+    for damage, message in (("{\n", "line 201"), ('{"split": "train"}\n', "line 201.*step")):
+        log.write_text("".join(json.dumps(row) + "\n" for row in whole.metrics) + damage)
+        with pytest.raises(ReportError, match=f"metrics.jsonl, {message}"):
+            find_runs([tmp_path])
+    log.unlink()
+    assert "unfinished, at 0" in text(write(find_runs([tmp_path]), tmp_path)[0].read_text())
+    (folder / "config.json").write_text('{"task": "copying"}')
+    with pytest.raises(ReportError, match=r"config.json is not a run's: it has no 'method'"):
+        find_runs([tmp_path])
+
+
+def test_the_command_writes_where_it_is_told_and_names_mistakes(runs, tmp_path):
+    out = tmp_path / "new/place"
+    done = run(COMMAND, "report", runs / "deeper", "--out", out)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0] == f"The report: {out / 'report.html'}"
+    (tmp_path / "taken").touch()
+    (tmp_path / "empty").mkdir()
+    for arguments, message in (
+        ([tmp_path / "nowhere"], "is not a folder"),
+        ([tmp_path / "empty"], "no run below"),
+        ([runs / "deeper", "--out", tmp_path / "taken/here"], "cannot write to the folder --out"),
+    ):
+        done = run(COMMAND, "report", *arguments)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert message in done.stderr
+        assert done.stderr.count("\n") == 1
+    assert {path.name for path in tmp_path.iterdir()} == {"new", "taken", "empty"}

@@ -1,0 +1,105 @@
+"""A run stopped at any moment and resumed is the run that was never stopped."""
+
+import json
+import shutil
+import signal
+
+import pytest
+
+from cwy.experiments.engine.command import RunError
+from cwy.experiments.engine.config import ConfigError
+from cwy.experiments.engine.loop import Stopped
+from cwy.experiments.engine.signals import Stop
+
+from .process import arguments, loop, numbers, resume, rows, same, start, train, until, weights
+
+
+def test_stopped_and_resumed_equals_never_stopped(whole, tmp_path):
+    run = tmp_path / "run"
+    process = start(*arguments(run))
+    for step, how in (50, signal.SIGTERM), (120, signal.SIGKILL), (190, signal.SIGINT):
+        until(process, run, step)
+        process.send_signal(how)
+        _, error = process.communicate(timeout=10)
+        saved = "and saved" in error
+        assert (process.returncode, saved) == ((-how, False) if how == signal.SIGKILL else (128 + how, True)), error
+        process = start("resume", run)
+    _, error = process.communicate()
+    assert process.returncode == 0, error
+    assert same(weights(run), weights(whole))
+    assert same(weights(run, "best.safetensors"), weights(whole, "best.safetensors"))
+    assert numbers(run) == numbers(whole)
+    first, second = (json.loads((folder / "record.json").read_text()) for folder in (run, whole))
+    assert [first[key] for key in ("steps", "best", "crossings")] == [second[key] for key in ("steps", "best", "crossings")]
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("dtriv", {"base_every": 3}),
+        ("dtriv", {"base_every": 4, "optimizer": "adam"}),
+        ("urnn", {"optimizer": "adam"}),
+        ("cwy", {"reflections": 3, "nonlinearity": "abs"}),
+        ("lstm", {"optimizer": "sgd"}),
+    ],
+)
+def test_every_kind_of_state_is_remembered(method, settings, tmp_path):
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    settings = settings | {"iterations": 20, "lr": 1e-2, "orthogonal_lr": 1e-2}
+    assert train(whole, (method,), **settings)[0] == 0
+    stop, stopped = Stop(), loop(run, method, **settings)
+    # Asked to stop amid the backward of step 9.
+    stopped.model.readout.bias.register_hook(lambda g: setattr(stop, "signal", 15 if stopped.step == 8 else 0))
+    with pytest.raises(Stopped, match="stopped at step 9, and saved"):
+        stopped.run(stop)
+    assert resume(run)[0] == 0
+    assert same(weights(run), weights(whole))
+    assert numbers(run) == numbers(whole)
+
+
+def test_resume_restarts_a_run_without_checkpoint_and_leaves_a_finished_one(whole, tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.json").write_text((whole / "config.json").read_text())
+    (run / "metrics.jsonl").write_text('{"step": 5, "split": "train", "seconds": 1, "loss": 1}\n{"step": 10, "spl')
+    assert resume(run)[0] == 0
+    assert numbers(run) == numbers(whole)
+    assert same(weights(run), weights(whole))
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    status, said = resume(run)
+    assert (status, "is finished" in said) == (0, True)
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize(("name", "error"), [("config.json", ConfigError), ("metrics.jsonl", RunError)])
+def test_a_damaged_file_is_named(name, error, whole, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(whole, run)
+    (run / "record.json").unlink()
+    content = (run / name).read_bytes()
+    (run / name).write_bytes(b"\0" + content[1:])
+    with pytest.raises(error, match=f"{name} is damaged"):
+        resume(run)
+    assert (run / name).read_bytes() == b"\0" + content[1:]
+
+
+def test_the_log_has_every_step_once(whole):
+    steps = [(row["split"], row["step"]) for row in rows(whole)]
+    assert [step for split, step in steps if split == "train"] == list(range(5, 301, 5))
+    assert [step for split, step in steps if split == "test"] == list(range(20, 301, 20))
+    assert all(row["orthogonality_error"] < 1e-5 for row in rows(whole) if row["split"] == "train")
+
+
+def test_the_second_signal_ends_at_once(tmp_path):
+    # A step takes far longer than the signals are apart.
+    run = tmp_path / "run"
+    process = start(*arguments(run, T=6000, hidden_size=64, batch_size=64, log_every=1, evaluate_every=2000, save_every=1000))
+    until(process, run, 1)
+    with pytest.raises(RunError, match="another process is at the run"):
+        resume(run)
+    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=10)
+    assert process.returncode in (128 + signal.SIGTERM, 128 + signal.SIGINT)
+    assert "saved" not in error
+    assert not list(run.glob("checkpoints/*.pt"))

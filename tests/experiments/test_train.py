@@ -1,0 +1,106 @@
+"""cwy train and cwy runs: sweeps, methods, mistakes, and curves that stay as they are."""
+
+import json
+
+import pytest
+import torch
+
+import cwy
+from cwy.experiments.engine import task
+from cwy.experiments.engine.command import RunError
+
+from .process import arguments, numbers, rows, same, train, weights
+from .process import cwy as run
+
+# Training losses of 50 steps, means of ten, as they were when this was written (torch 2.13, CPU, float32).
+GOLDEN = {
+    "copying": [2.658278, 2.022937, 1.766918, 1.60625, 1.470848],
+    "adding": [0.349589, 0.178397, 0.158282, 0.139952, 0.138108],
+}
+
+
+def test_a_sweep_makes_one_folder_a_run_skips_the_finished_and_tells_of_failures(tmp_path):
+    settings = {"iterations": 10, "log_every": 5, "reflections": 4}
+    status, said = train(tmp_path, ("cwy", "exprnn"), (0, 1), **settings)
+    assert status == 1
+    assert "small-exprnn-L4-seed0 failed: orthogonal: method 'exprnn' has no option 'reflections'" in said
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["small-cwy-L4-seed0", "small-cwy-L4-seed1"]
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    status, said = train(tmp_path, ("cwy",), (0, 1), **settings)
+    assert (status, said.count("is finished: nothing to do")) == (0, 2)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+    assert not same(*(weights(tmp_path / f"small-cwy-L4-seed{seed}") for seed in (0, 1)))
+
+    table = run("runs", tmp_path)
+    assert table.returncode == 0
+    assert [line.split()[:2] for line in table.stdout.splitlines() if "seed" in line] == [
+        ["small-cwy-L4-seed0", "10"],
+        ["small-cwy-L4-seed1", "10"],
+    ]
+
+
+def test_a_finished_run_is_described_whole(whole):
+    record, config = (json.loads((whole / name).read_text()) for name in ("record.json", "config.json"))
+    assert record["config"] == config
+    assert (record["status"], record["steps"], record["cwy"]) == ("finished", 300, cwy.__version__)
+    assert record["versions"]["torch"] == torch.__version__
+    assert record["parameters"] == 12 * 12 + 12 * 10 + 12 + 12 * 9 + 9
+    assert record["best"]["metric"] == "test loss"
+    assert record["best"]["value"] == min(row["loss"] for row in rows(whole) if row["split"] == "test")
+    assert record["final"]["train"]["loss"] == rows(whole)[-2]["loss"]
+    assert record["crossings"] == {"0.01": None, "0.001": None}
+    assert list((whole / "tensorboard").iterdir())
+
+
+@pytest.mark.parametrize("name", ["copying", "adding"])
+def test_every_method_trains(name, tmp_path):
+    methods = task.load(name).methods()
+    assert {"cwy", "hr", "exprnn", "dtriv", "scornn", "urnn", "eurnn", "rnn", "gru", "lstm"} <= set(methods)
+    status, said = train(tmp_path, methods, what=f"{name}/small", hidden_size=6, iterations=2, log_every=2)
+    assert status == 0, said
+    assert len(list(tmp_path.glob("*/record.json"))) == len(methods)
+
+
+def test_the_same_seed_gives_the_same_run(whole, tmp_path):
+    assert train(tmp_path / "again")[0] == 0
+    assert same(weights(whole), weights(tmp_path / "again"))
+    assert numbers(whole) == numbers(tmp_path / "again")
+
+
+def test_a_moving_base_keeps_the_weight_and_resumes(tmp_path):
+    assert train(tmp_path / "run", ("dtriv",), base_every=3, iterations=20, lr=1e-2)[0] == 0
+    state = weights(tmp_path / "run")
+    free = next(value for key, value in state.items() if key.endswith("original"))
+    base = next(value for key, value in state.items() if key.endswith("base"))
+    assert free.abs().max() > 0
+    assert cwy.orthogonality_error(base) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["copying", "adding"])
+def test_the_golden_curve(name, tmp_path):
+    settings = {"T": 10, "hidden_size": 32, "batch_size": 32, "iterations": 50, "log_every": 10, "lr": 1e-3}
+    assert train(tmp_path / "run", what=f"{name}/small", **settings)[0] == 0
+    losses = [row["loss"] for row in rows(tmp_path / "run") if row["split"] == "train"]
+    assert losses == pytest.approx(GOLDEN[name], abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("more", "settings", "message"),
+    [
+        ((), {"lrr": 1}, "unknown setting 'lrr'. Did you mean 'lr'"),
+        (("--device", "cuda:77"), {}, "--device cuda:77 can't be used"),
+        (("--method", "lstm"), {"reflections": 3}, "reflections is a setting of orthogonal methods"),
+        (("--method", "exprnn"), {"base_every": 3}, "base_every is a setting of dtriv"),
+    ],
+)
+def test_a_mistake_is_one_line_and_leaves_nothing(more, settings, message, tmp_path):
+    done = run(*arguments(tmp_path / "run", *more, **settings))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_with_another_run_is_left_alone(whole):
+    with pytest.raises(RunError, match=r"holds another run: lr is 0\.001 there\. Choose another --out"):
+        train(whole, lr=0.5)
