@@ -13,7 +13,7 @@ import cwy
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 API = (ROOT / "docs/api.md").read_text()
-PACKAGES = [cwy.init, cwy.nn, cwy.ops, cwy.parametrizations, cwy.testing]
+PACKAGES = [cwy.init, cwy.manifolds.stiefel, cwy.nn, cwy.ops, cwy.optim, cwy.parametrizations, cwy.testing]
 
 
 def _public(module):

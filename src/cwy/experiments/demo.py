@@ -102,6 +102,8 @@ def choose(names: Sequence[str] | None = None) -> tuple[list[str], dict[str, str
 def _why_not(name: str) -> str | None:
     if METHODS[name].kind == "tall":
         return "it serves weights that are not square."
+    if METHODS[name].on_manifold:
+        return "its weight is no function of free parameters; cwy.optim moves it."
     try:
         _layer(name)
     except (TypeError, ValueError) as error:
@@ -186,7 +188,9 @@ def introduction(steps: int, names: Sequence[str], skipped: dict[str, str]) -> s
     unitary = [name for name in names if not METHODS[name].real]
     if unitary:
         told.append(f"Unitary alone, {_listed(unitary)} train a complex weight from a random start.")
-    return "\n".join([*told, *(f"Skipped {name}: {reason}" for name, reason in skipped.items())])
+    reasons = dict.fromkeys(skipped.values())
+    told += [f"Skipped {', '.join(name for name in skipped if skipped[name] == reason)}: {reason}" for reason in reasons]
+    return "\n".join(told)
 
 
 def table(task: Problem, runs: Sequence[Run]) -> Table:
