@@ -110,3 +110,9 @@ def test_an_unknown_metric_is_named():
     for call in (lambda: stiefel.gradient(x, x, "riemann"), lambda: stiefel.inner(x, x, x, "riemann")):
         with pytest.raises(ValueError, match="'canonical', 'euclidean', got 'riemann'"):
             call()
+
+
+def test_wide_points_and_other_shapes_are_refused():
+    for x, z in ((torch.eye(2, 3), torch.eye(2, 3)), (torch.eye(3, 2), torch.eye(3))):
+        with pytest.raises(ValueError, match=r"N >= M, got \(\d, \d\) and \(\d, \d\)"):
+            stiefel.gradient(x, z)

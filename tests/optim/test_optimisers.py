@@ -372,13 +372,20 @@ def test_a_point_off_the_manifold_is_refused_or_moved_to_it_as_asked():
     x = nn.Parameter(torch.randn(4, 6, 2, dtype=torch.float64))
     before = x.detach().clone()
     with pytest.raises(
-        ValueError, match=r"parameter 0 of its group, \(4, 6, 2\).*not orthogonal.*project=True.*'stiefel': False"
+        ValueError, match=r"parameter 0 of its group, \(4, 6, 2\).*not on the manifold.*project=True.*'stiefel': False"
     ):
         StiefelSGD([x])
     assert torch.equal(x, before)
     StiefelSGD([x], project=True)
     u, _, vh = torch.linalg.svd(before, full_matrices=False)
     torch.testing.assert_close(x.detach(), u @ vh)
+    kernel = nn.Parameter(torch.randn(4, 8, 3, 3).contiguous(memory_format=torch.channels_last))
+    optimiser = StiefelSGD([{"params": [kernel], "kernel": True}], lr=0.1, project=True)
+    assert cwy.orthogonality_error(kernel.flatten(1)) <= 1e-6
+    kernel.grad = torch.randn_like(kernel)
+    optimiser.step()
+    assert cwy.orthogonality_error(kernel.flatten(1)) <= 1e-6
+    assert kernel.is_contiguous(memory_format=torch.channels_last)
 
 
 def sparse():
@@ -415,6 +422,6 @@ def test_errors(call, kind, words):
 
 def test_a_refused_group_leaves_the_optimiser_as_it_was():
     optimiser = StiefelSGD([nn.Parameter(torch.eye(3, 2))])
-    with pytest.raises(ValueError, match="not orthogonal"):
+    with pytest.raises(ValueError, match="not on the manifold"):
         optimiser.add_param_group({"params": [nn.Parameter(torch.ones(3, 2))]})
     assert len(optimiser.param_groups) == 1

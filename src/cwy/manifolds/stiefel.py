@@ -56,6 +56,9 @@ def project(x: Tensor, z: Tensor) -> Tangent:
         >>> (x.mT @ tangent + tangent.mT @ x).abs().max() < 1e-5
         tensor(True)
     """
+    if x.shape[-2] < x.shape[-1] or x.shape != z.shape:
+        shapes = f"{tuple(x.shape)} and {tuple(z.shape)}"
+        raise ValueError(f"stiefel: a point and a matrix beside it must be (*, N, M) with N >= M, got {shapes}.")
     s = x.mH @ z
     skew = (s - s.mH) / 2
     if x.shape[-2] == x.shape[-1]:

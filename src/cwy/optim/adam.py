@@ -54,8 +54,8 @@ class StiefelAdam(StiefelOptimizer):
         error_if_nonfinite: bool | None = None,
         project: bool = False,
     ) -> None:
-        defaults = {"lr": lr, "betas": betas, "eps": eps, "metric": metric, "retraction": retraction, "maximize": maximize}
-        super().__init__(params, {**defaults, "error_if_nonfinite": error_if_nonfinite}, project)
+        step = {"lr": lr, "betas": betas, "eps": eps, "metric": metric, "retraction": retraction, "maximize": maximize}
+        super().__init__(params, {**step, "error_if_nonfinite": error_if_nonfinite, "project": project})
 
     def _check(self, group: dict[str, Any]) -> None:
         if not all(0 <= beta < 1 for beta in group["betas"]):

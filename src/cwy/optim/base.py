@@ -10,9 +10,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ..manifolds.stiefel import RETRACTIONS, check_metric
-from ..ops.wy.inverse import check_orthonormal, nearest_orthogonal
-from ..testing import double
-from .batch import Batch, as_matrix, batches
+from ..ops.wy.inverse import nearest_orthogonal
+from ..testing import double, orthogonality_error
+from .batch import Batch, as_matrix, as_weight, batches
+
+# Points that were rounded to a narrower dtype, bfloat16 even, are off by less.
+_ROUNDED = 0.1
 
 
 class KeepsPrecision(Optimizer):
@@ -34,8 +37,7 @@ class KeepsPrecision(Optimizer):
 class StiefelOptimizer(KeepsPrecision):
     """Splits parameters into batches and keeps torch's interface; a subclass defines :meth:`_update`."""
 
-    def __init__(self, params, defaults: dict[str, Any], project: bool) -> None:
-        self._project = project
+    def __init__(self, params, defaults: dict[str, Any]) -> None:
         super().__init__(params, {"stiefel": True, "kernel": False, "capturable": True, **defaults})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -76,29 +78,7 @@ class StiefelOptimizer(KeepsPrecision):
             raise ValueError(f"{call}: retraction must be one of {known}, got {group['retraction']!r}.")
         if group["stiefel"]:
             for i, p in enumerate(group["params"]):
-                self._check_point(f"{call}: {_named(group, i)}", p, group["kernel"])
-
-    def _check_point(self, what: str, p: Tensor, kernel: bool) -> None:
-        free = "Put it in a group with 'stiefel': False, or let cwy.optim.for_model make the groups"
-        if p.dim() < 2 or p.numel() == 0:
-            raise ValueError(f"{what} must be a matrix (*, rows, columns), got shape {tuple(p.shape)}. {free}.")
-        if not (p.is_floating_point() or p.is_complex()):
-            raise TypeError(f"{what} must be floating-point or complex, got {p.dtype}.")
-        if hasattr(p, "device_mesh"):
-            raise ValueError(f"{what} is sharded, but a step on the manifold needs the whole matrix. Use DDP for it.")
-        if p.is_meta:
-            return
-        matrix = as_matrix(p.detach(), kernel)
-        if self._project:
-            if not matrix.isfinite().all():
-                raise ValueError(f"{what} has NaN or infinite entries.")
-            with torch.no_grad():
-                matrix.copy_(nearest_orthogonal(double(matrix)))
-            return
-        try:
-            check_orthonormal(what, matrix)
-        except ValueError as error:
-            raise ValueError(f"{error} Or pass project=True. {free}.") from None
+                _check_point(f"{call}: {_named(group, i)}", p, group["kernel"], group["project"])
 
     def _check_gradients(self) -> None:
         """Raises before anything is changed; for entries that are not finite, unless that would wait for a device unasked."""
@@ -114,6 +94,30 @@ class StiefelOptimizer(KeepsPrecision):
                         f"{type(self).__name__}: the gradient of {_named(group, i)} has NaN or infinite entries. Nothing was "
                         "changed. Look for the loss that made it, or pass error_if_nonfinite=False to take it for zero."
                     )
+
+
+def _check_point(what: str, p: Tensor, kernel: bool, project: bool) -> None:
+    """Raises unless the parameter is on the manifold, or may be moved there."""
+    free = "If it is free, put it in a group with 'stiefel': False, or let cwy.optim.for_model make the groups"
+    if p.dim() < 2 or p.numel() == 0:
+        raise ValueError(f"{what} must be a matrix (*, rows, columns), got shape {tuple(p.shape)}. {free}.")
+    if not (p.is_floating_point() or p.is_complex()):
+        raise TypeError(f"{what} must be floating-point or complex, got {p.dtype}.")
+    if hasattr(p, "device_mesh"):
+        raise ValueError(f"{what} is sharded, but a step on the manifold needs the whole matrix. Use DDP for it.")
+    if p.is_meta:
+        return
+    matrix = as_matrix(p.detach(), kernel)
+    error = orthogonality_error(matrix)
+    if not error < float("inf"):
+        raise ValueError(f"{what} has NaN or infinite entries.")
+    if error > _ROUNDED and not project:
+        raise ValueError(
+            f"{what} is not on the manifold: max|XᴴX - I| is {error:.2g}. To move it there pass project=True. {free}."
+        )
+    # Less is left alone: what was saved and loaded goes on bit by bit.
+    if error > torch.finfo(p.dtype).eps ** 0.5:
+        p.detach().copy_(as_weight(nearest_orthogonal(double(matrix)), p, kernel))
 
 
 def _named(group: dict[str, Any], index: int) -> str:

@@ -25,6 +25,12 @@ def as_matrix(x: Tensor, kernel: bool) -> Tensor:
     return x.mH if x.shape[-2] < x.shape[-1] else x
 
 
+def as_weight(x: Tensor, like: Tensor, kernel: bool) -> Tensor:
+    """A matrix ``(*, N, M)`` as the weight that :func:`as_matrix` made it of."""
+    rows, columns = (like.flatten(1) if kernel else like).shape[-2:]
+    return (x.mH if rows < columns else x).reshape(like.shape)
+
+
 def batches(group: dict[str, Any], state: dict[Tensor, Any]) -> Iterator[Batch]:
     """The parameters of a group that have a gradient: on the manifold those of one shape together, free ones one by one."""
     alike = defaultdict(list)
@@ -107,10 +113,7 @@ class Batch:
 
     def _like(self, p: Tensor, x: Tensor) -> Tensor:
         """A point of the stack in the parameter's own shape."""
-        if not self.group["stiefel"]:
-            return x
-        rows, columns = (p.flatten(1) if self.group["kernel"] else p).shape[-2:]
-        return (x.mH if rows < columns else x).reshape(p.shape)
+        return as_weight(x, p, self.group["kernel"]) if self.group["stiefel"] else x
 
     def _master(self, p: Tensor) -> Tensor:
         """The parameter in float32: what it was before rounding, unless somebody has written to it since."""

@@ -25,6 +25,8 @@ def for_model(
     lr: float | Tensor = 1e-3,
     orthogonal_lr: float | Tensor | None = None,
     optimizer: Callable[..., Optimizer] = torch.optim.Adam,
+    *,
+    project: bool = False,
     **options,
 ) -> Optimizer:
     """The optimiser that every parameter of a model needs, as one object.
@@ -37,6 +39,7 @@ def for_model(
         lr: the rate of free parameters.
         orthogonal_lr: the rate of all that is constrained; ``lr`` by default.
         optimizer: a class of ``torch.optim``, or what makes such an optimiser of groups and options.
+        project: moves weights that should be on the manifold, and are not, back to it; by default they are refused.
         options: for ``optimizer``, e.g. ``weight_decay``.
 
     Returns:
@@ -67,7 +70,7 @@ def for_model(
     by_rule: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for (rule, kernel, settings), ps in moved.items():
         by_rule[rule].append({"params": ps, "name": "manifold", "kernel": kernel, **dict(settings)})
-    parts += [RULES[rule](theirs, lr=orthogonal_lr) for rule, theirs in by_rule.items()]
+    parts += [RULES[rule](theirs, lr=orthogonal_lr, project=project) for rule, theirs in by_rule.items()]
     if not parts:
         raise ValueError(f"for_model: {type(model).__name__} has no parameters.")
     return parts[0] if len(parts) == 1 else Joint(parts)

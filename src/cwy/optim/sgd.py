@@ -60,8 +60,8 @@ class StiefelSGD(StiefelOptimizer):
         error_if_nonfinite: bool | None = None,
         project: bool = False,
     ) -> None:
-        defaults = {"lr": lr, "momentum": momentum, "metric": metric, "retraction": retraction, "maximize": maximize}
-        super().__init__(params, {**defaults, "error_if_nonfinite": error_if_nonfinite}, project)
+        step = {"lr": lr, "momentum": momentum, "metric": metric, "retraction": retraction, "maximize": maximize}
+        super().__init__(params, {**step, "error_if_nonfinite": error_if_nonfinite, "project": project})
 
     def _check(self, group: dict[str, Any]) -> None:
         if not 0 <= group["momentum"] < 1:
