@@ -13,6 +13,8 @@ from torch import Tensor
 
 from ..ops.precision import in_full_precision
 
+__all__ = ["Tangent", "cayley", "gradient", "inner", "polar", "project", "qr"]
+
 METRICS = ("canonical", "euclidean")
 
 
@@ -118,7 +120,7 @@ def cayley(x: Tensor, z: Tangent, step: float | Tensor = 1.0) -> Tensor:
 
     With $A = XWX^H + VX^H - XV^H$, for which $AX = Z$, this is $\mathrm{Cayley}(-\eta A)\,X$. In the orthonormal basis of X and
     V the Woodbury identity leaves one M x M inverse,
-    $$ X + \bigl(\eta V + X(\eta W - \tfrac{\eta^2}2 V^H V)\bigr)\bigl(I - \tfrac\eta2 W + \tfrac{\eta^2}4 V^H V\bigr)^{-1}, $$
+    $$ X + (\eta V + X(\eta W - \tfrac{\eta^2}2 V^H V))(I - \tfrac\eta2 W + \tfrac{\eta^2}4 V^H V)^{-1}, $$
     of a matrix whose Hermitian part is at least I: it always exists, and its norm is at most 1.
 
     Args:

@@ -57,8 +57,8 @@ def release(module: nn.Module) -> list[str]:
 _STIEFEL: dict[str, Any] = {"domain": "St(N, M), U(N)", "kind": "any", "complex": True, "on_manifold": True}
 
 
-@register("rgd", paper="Wisdom et al. 2016", **_STIEFEL)
 @register("rgd-c-c", paper="Tagare 2011", **_STIEFEL)
+@register("rgd", paper="Wisdom et al. 2016", **_STIEFEL)
 class RGD(OnManifold):
     """Riemannian gradient descent: the weight itself is the parameter. Canonical metric, Cayley retraction.
 
