@@ -113,21 +113,17 @@ SIZES = [1e-30, 1e-4, 1e-2, 1.0, 1e3, 1e12]
 @pytest.mark.parametrize("rule", ["c-c", "e-c", "c-qr", "e-qr", "adam"])
 def test_ten_thousand_float32_steps_end_on_the_manifold(rule):
     """Gaussian and rank-1 gradients, zero and along the point itself, tiny to huge; rates 1e-4 to 10."""
-    x = nn.Parameter(cwy.init.haar(8, 3, batch=(4, len(SIZES))))
-    sizes = torch.tensor(SIZES).reshape(-1, 1, 1)
-    # A step of gradient descent depends on the product of rate and size; one of Adam on the rate.
-    rates = (1e-4, 10.0) if rule == "adam" else (1.0,)
-    xs = [nn.Parameter(x.detach().clone()) for _ in rates]
+    x, sizes = nn.Parameter(cwy.init.haar(8, 3, batch=(4, len(SIZES)))), torch.tensor(SIZES).reshape(-1, 1, 1)
     cls, given = RULES[rule]
-    optimiser = cls([{"params": [x], "lr": lr} for x, lr in zip(xs, rates, strict=True)], error_if_nonfinite=False, **given)
+    optimiser = cls([x], error_if_nonfinite=False, **given)
     gaussian = torch.randn(50, len(SIZES), 8, 3)
     rank_1 = torch.randn(50, len(SIZES), 8, 1) @ torch.randn(50, len(SIZES), 1, 3)
     for k in range(10_000):
-        for x in xs:
-            inside = x.detach()[3] * (k % 3)
-            x.grad = torch.stack([gaussian[k % 50], rank_1[k % 50], torch.zeros_like(inside), inside]) * sizes
+        inside = x.detach()[3] * (k % 3)
+        x.grad = torch.stack([gaussian[k % 50], rank_1[k % 50], torch.zeros_like(inside), inside]) * sizes
+        optimiser.param_groups[0]["lr"] = (1e-4, 1e-2, 1, 10)[k % 4]
         optimiser.step()
-    assert max(cwy.orthogonality_error(x) for x in xs) <= 1e-5
+    assert cwy.orthogonality_error(x) <= 1e-5
 
 
 @every_rule

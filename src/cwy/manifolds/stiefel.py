@@ -18,7 +18,7 @@ __all__ = ["Tangent", "cayley", "gradient", "inner", "polar", "project", "qr"]
 METRICS = ("canonical", "euclidean")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Tangent:
     r"""A tangent vector $Z = XW + V$ at X; such vectors at one X can be added and scaled.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -79,16 +80,16 @@ class StiefelAdam(StiefelOptimizer):
             batch.move(stiefel.RETRACTIONS[group["retraction"]](x, z, -rate))
             return
         mean = torch.lerp(batch.read("exp_avg"), g, 1 - first)
+        square = torch.lerp(batch.read("exp_avg_sq"), _by_parts(torch.square, g), 1 - second)
         batch.write("exp_avg", mean)
-        # Real and imaginary parts are entries of their own, as in torch.
-        square = torch.complex(g.real.square(), g.imag.square()) if g.is_complex() else g.square()
-        square = torch.lerp(batch.read("exp_avg_sq"), square, 1 - second)
         batch.write("exp_avg_sq", square)
-        mean, square = (torch.view_as_real(y) if y.is_complex() else y for y in (mean, square))
-        if g.is_complex():
-            of_first, of_second = of_first.unsqueeze(-1), of_second.unsqueeze(-1)
-        change = group["lr"] * (mean / of_first) / (square.sqrt() / of_second + group["eps"])
-        batch.move(x - (torch.view_as_complex(change) if g.is_complex() else change))
+        change = _by_parts(lambda m, s: m / of_first / (s.sqrt() / of_second + group["eps"]), mean, square)
+        batch.move(x - group["lr"] * change)
+
+
+def _by_parts(f: Callable[..., Tensor], *xs: Tensor) -> Tensor:
+    """f of real numbers; real and imaginary parts of complex ones are numbers of their own, as in torch."""
+    return torch.complex(f(*(x.real for x in xs)), f(*(x.imag for x in xs))) if xs[0].is_complex() else f(*xs)
 
 
 def _so_far(beta: float, steps: Tensor) -> Tensor:
