@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import cwy
+from cwy.manifolds import reference
 from cwy.optim import StiefelAdam, StiefelSGD
 
 RULES = {
@@ -105,6 +106,36 @@ def test_reaches_the_eigenspace(rule, dtype):
         optimiser.step()
     projector, eigenspace = (x @ x.mH).detach(), basis[:, :3] @ basis[:, :3].mH
     torch.testing.assert_close(projector, eigenspace, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("rule", ["c-c", "e-c", "c-qr", "e-qr"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128], ids=str)
+def test_gradient_descent_is_the_papers(rule, dtype):
+    x, a = nn.Parameter(cwy.init.haar(9, 4, dtype=dtype)), torch.randn(9, 9, dtype=dtype)
+    cls, given = RULES[rule]
+    optimiser, y = cls([x], lr=0.3, **given), x.detach().clone()
+    for _ in range(5):
+        x.grad = a @ x.detach()
+        optimiser.step()
+        y = reference.step(y, a @ y, 0.3, **{"metric": "canonical", "retraction": "cayley", **given})
+    torch.testing.assert_close(x.detach(), y, atol=1e-10, rtol=0)
+
+
+def test_adam_is_that_of_li_and_others_with_an_exact_cayley_step():
+    x, a = nn.Parameter(cwy.init.haar(9, 4, dtype=torch.float64)), torch.randn(9, 9, dtype=torch.float64)
+    optimiser = StiefelAdam([x], lr=0.3, betas=(0.8, 0.95), eps=1e-3)
+    y, m, v, eye = x.detach().clone(), torch.zeros(9, 4, dtype=torch.float64), 0.0, torch.eye(9, dtype=torch.float64)
+    for k in range(1, 6):
+        x.grad = a @ x.detach()
+        optimiser.step()
+        g = a @ y
+        m, v = 0.8 * m + 0.2 * g, 0.95 * v + 0.05 * g.square().sum()
+        w = m @ y.T / (1 - 0.8**k)
+        w = w - y @ y.T @ w / 2
+        w = w - w.T
+        m, w = w @ y * (1 - 0.8**k), 0.3 * w / ((v / (1 - 0.95**k)).sqrt() + 1e-3)
+        y = torch.linalg.solve(eye + w / 2, (eye - w / 2) @ y)
+    torch.testing.assert_close(x.detach(), y, atol=1e-10, rtol=0)
 
 
 SIZES = [1e-30, 1e-4, 1e-2, 1.0, 1e3, 1e12]
@@ -308,7 +339,8 @@ def test_free_groups_are_torchs(dtype, momentum):
             one.step()
             other.step()
         for x, y in zip(xs, ys, strict=True):
-            torch.testing.assert_close(x, y, atol=2e-6, rtol=1e-5)
+            tight = {"atol": 1e-12, "rtol": 0} if dtype == torch.float64 else {"atol": 2e-6, "rtol": 1e-5}
+            torch.testing.assert_close(x, y, **tight)
 
 
 @every_rule

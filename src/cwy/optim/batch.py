@@ -102,7 +102,7 @@ class Batch:
                 self.state[p]["step"] = torch.zeros((), dtype=torch.float32, device=p.device)
             self.state[p]["step"] += 1
         steps = torch.stack([self.state[p]["step"] for p in self.params])
-        return steps.reshape(-1, *[1] * self._view(self.params[0]).dim())
+        return steps.to(self.dtype.to_real()).reshape(-1, *[1] * self._view(self.params[0]).dim())
 
     def _view(self, x: Tensor) -> Tensor:
         return as_matrix(x, self.group["kernel"]) if self.group["stiefel"] else x
