@@ -16,10 +16,13 @@ import cwy
 STEPS = 4
 
 
-def make_model():
+def make_model(wrap):
     torch.manual_seed(0)
     kwargs = {"dtype": torch.float64}
+    # A weight on the manifold is not for sharding.
+    moved = [cwy.orthogonal(nn.Linear(8, 8, **kwargs), method="rgd-c-c", momentum=0.9)] if wrap == "ddp" else []
     return nn.Sequential(
+        *moved,
         cwy.orthogonal(nn.Linear(8, 8, **kwargs), init="haar"),
         nn.Tanh(),
         cwy.orthogonal(nn.Linear(8, 5, **kwargs)),
@@ -44,7 +47,7 @@ def batch(step):
 
 
 def train(model, rows):
-    optimiser = torch.optim.Adam(model.parameters(), lr=1e-2)
+    optimiser = cwy.optim.for_model(model, lr=1e-2)
     for step in range(STEPS):
         optimiser.zero_grad()
         model(batch(step)[rows]).square().sum(-1).mean().backward()
@@ -59,12 +62,15 @@ def worker(rank, port, wrap, folder):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=2)
-    model = make_model()
+    model = make_model(wrap)
     rows = slice(rank, None, 2)
     if wrap == "ddp":
         train(DistributedDataParallel(model), rows)
     else:
         mesh = dist.device_mesh.init_device_mesh("cpu", (2,))
+        moved = fully_shard(cwy.orthogonal(nn.Linear(4, 4), method="rgd-c-c"), mesh=mesh)
+        with pytest.raises(ValueError, match=r"'weight' \(4, 4\) is sharded.*DDP"):
+            cwy.optim.for_model(moved)
         for layer in model:
             if isinstance(layer, Recurrent) or hasattr(layer, "weight"):
                 fully_shard(layer, mesh=mesh)
@@ -84,7 +90,7 @@ def test_two_processes_equal_one(wrap, tmp_path):
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
     mp.spawn(worker, (port, wrap, str(tmp_path)), nprocs=2)
-    alone = make_model()
+    alone = make_model(wrap)
     train(alone, slice(None))
     first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
     for a, b, one in zip(first, second, weights(alone), strict=True):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ._version import __version__
 
 if TYPE_CHECKING:
-    from . import init, nn, ops, parametrizations, testing
+    from . import init, manifolds, nn, ops, optim, parametrizations, testing
     from .api import bake, orthogonal
     from .registry import METHODS
     from .testing import orthogonality_error
@@ -18,8 +18,10 @@ _HOME = {
     "METHODS": "parametrizations",
     "bake": "api",
     "init": "",
+    "manifolds": "",
     "nn": "",
     "ops": "",
+    "optim": "",
     "orthogonal": "api",
     "orthogonality_error": "testing",
     "parametrizations": "",
@@ -31,8 +33,10 @@ __all__ = [
     "__version__",
     "bake",
     "init",
+    "manifolds",
     "nn",
     "ops",
+    "optim",
     "orthogonal",
     "orthogonality_error",
     "parametrizations",

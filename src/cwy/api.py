@@ -14,6 +14,7 @@ from torch.nn.utils import parametrize
 
 from . import init as inits
 from .parametrizations import OrthogonalMap
+from .parametrizations.rgd import OnManifold, keep, on_manifold, release
 from .registry import METHODS
 
 M = TypeVar("M", bound=nn.Module)
@@ -47,6 +48,7 @@ def orthogonal(
     Returns:
         The module, its weight now computed from free parameters that any optimiser may train.
         ``module.weight = Q`` assigns an orthogonal matrix. Constrain a weight before another module shares it.
+        With the methods "rgd-…" the weight stays a parameter, which :func:`cwy.optim.for_model` finds an optimiser for.
 
     Example:
         >>> layer = orthogonal(torch.nn.Linear(8, 8))
@@ -82,21 +84,25 @@ def orthogonal(
     chart.wide = rows < columns
     chart.kernel = weight.shape if flat.dim() != weight.dim() else None
 
-    before = weight.detach()
-    with torch.no_grad(), chart.starting_at(_initial(chart, weight, init, reflections, like)):
-        try:
-            parametrize.register_parametrization(module, name, chart)
-        except Exception:
-            # torch puts the free parameters into the weight's own memory before it checks them.
-            weight.data = before
-            raise
+    before, start = weight.detach(), _initial(chart, weight, init, reflections, like)
+    if isinstance(chart, OnManifold):
+        before.copy_(chart(start))
+        keep(module, name, chart)
+    else:
+        with torch.no_grad(), chart.starting_at(start):
+            try:
+                parametrize.register_parametrization(module, name, chart)
+            except Exception:
+                # torch puts the free parameters into the weight's own memory before it checks them.
+                weight.data = before
+                raise
     # It is the gradient of the weight that was.
     weight.grad = None
     return module
 
 
 def bake(module: M) -> M:
-    """Replaces every parametrization of :func:`orthogonal` in a module by its final weight, an ordinary parameter.
+    """Makes every weight that :func:`orthogonal` constrains in a module an ordinary parameter of its final value.
 
     Args:
         module: a module and all within it, changed in place. Copies of it stay as they are.
@@ -111,7 +117,10 @@ def bake(module: M) -> M:
     """
     if not isinstance(module, nn.Module):
         raise TypeError(f"bake: expected a torch.nn.Module, got {type(module).__name__}.")
-    for layer in module.modules():
+    for layer in [*module.modules()]:
+        for name in release(layer):
+            weight = getattr(layer, name)
+            layer.register_parameter(name, _ordinary(weight, weight.requires_grad))
         if parametrize.is_parametrized(layer):
             chains = cast(nn.ModuleDict, layer.parametrizations)
             for name in [n for n, chain in chains.items() if any(isinstance(p, OrthogonalMap) for p in cast(Iterable, chain))]:
@@ -121,7 +130,7 @@ def bake(module: M) -> M:
 
 def _bake(layer: nn.Module, chains: nn.ModuleDict, name: str) -> None:
     trained = any(p.requires_grad for p in chains[name].parameters())
-    weight = getattr(layer, name).detach().resolve_conj().clone(memory_format=torch.contiguous_format)
+    weight = _ordinary(getattr(layer, name), trained)
     del chains[name]
     # parametrize swaps in a class that holds the weight's property, and deepcopy shares it: so the layer gets one of its own.
     shared = type(layer)
@@ -130,7 +139,11 @@ def _bake(layer: nn.Module, chains: nn.ModuleDict, name: str) -> None:
     else:
         del layer.parametrizations
         layer.__class__ = shared.__bases__[0]
-    layer.register_parameter(name, nn.Parameter(weight, requires_grad=trained))
+    layer.register_parameter(name, weight)
+
+
+def _ordinary(weight: Tensor, trained: bool) -> nn.Parameter:
+    return nn.Parameter(weight.detach().resolve_conj().clone(memory_format=torch.contiguous_format), requires_grad=trained)
 
 
 def _weight(module: nn.Module, name: str) -> Tensor:
@@ -141,6 +154,10 @@ def _weight(module: nn.Module, name: str) -> Tensor:
         raise ValueError(
             f"orthogonal: {type(module).__name__}.{name} is parametrized already. "
             "Remove that first with torch.nn.utils.parametrize.remove_parametrizations, or cwy.bake."
+        )
+    if name in on_manifold(module):
+        raise ValueError(
+            f"orthogonal: {type(module).__name__}.{name} lives on the manifold already. Free it first with cwy.bake."
         )
     weight = dict(module.named_parameters(recurse=False)).get(name)
     if isinstance(weight, nn.parameter.UninitializedParameter):

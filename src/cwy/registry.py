@@ -25,6 +25,7 @@ class Method:
         paper: where it comes from.
         build: ``build(n, m, *, batch=(), dtype=None, device=None, **options)`` makes the map.
         real: whether it serves real weights.
+        on_manifold: whether the weight itself is the parameter, to be moved by an optimiser of ``cwy.optim``.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Method:
     paper: str
     build: type[OrthogonalMap]
     real: bool = True
+    on_manifold: bool = False
 
     @property
     def about(self) -> str:
@@ -84,12 +86,19 @@ METHODS = Methods()
 
 
 def register(
-    name: str, *, domain: str, kind: Literal["square", "tall", "any"], paper: str, complex: bool = False, real: bool = True
+    name: str,
+    *,
+    domain: str,
+    kind: Literal["square", "tall", "any"],
+    paper: str,
+    complex: bool = False,
+    real: bool = True,
+    on_manifold: bool = False,
 ) -> Callable[[Map], Map]:
     """Registers the decorated map class as a method; tests, docs table and command line follow from it."""
 
     def add(cls: Map) -> Map:
-        METHODS._add(Method(name, domain, kind, complex, paper, cls, real))
+        METHODS._add(Method(name, domain, kind, complex, paper, cls, real, on_manifold))
         return cls
 
     return add

@@ -140,4 +140,5 @@ def test_our_entries_follow_the_registry(monkeypatch):
     assert {"new", "u"} <= {e.name for e in multiply.entries((16, 4, 2))}
     case = square["u"].make(torch.float32, torch.device("cpu"))
     assert case.call(*case.inputs).dtype == torch.complex64
-    assert set(cwy.METHODS) == {e.method for e in (*square.values(), *tall.values())} - {""}
+    maps = {name for name, method in cwy.METHODS.items() if not method.on_manifold}
+    assert maps == {e.method for e in (*square.values(), *tall.values())} - {""}

@@ -14,9 +14,9 @@ from .entry import Case, gaussian, wide
 
 
 def serving(n: int, m: int) -> dict[str, Method]:
-    """The methods for N x M matrices."""
+    """The methods that make N x M matrices of free parameters."""
     unfit = "tall" if n == m else "square"
-    return {name: method for name, method in METHODS.items() if method.kind != unfit}
+    return {name: method for name, method in METHODS.items() if method.kind != unfit and not method.on_manifold}
 
 
 def takes(method: Method, option: str) -> bool:

@@ -17,6 +17,7 @@ from ..ops import dispatch
 from ..ops.recurrence.functions import check_choices, factors_are_cheaper
 from ..ops.recurrence.nonlinearities import NONLINEARITIES
 from ..parametrizations import CWY, METHODS
+from ..parametrizations.rgd import on_manifold
 
 Activation = str | Callable[[Tensor], Tensor]
 
@@ -81,6 +82,14 @@ class _Recurrent(nn.Module):
                 (torch.view_as_real(bias) if bias.is_complex() else bias).uniform_(-edge, edge)
             self.register_parameter(f"bias_ih{suffix}", nn.Parameter(bias))
         orthogonal(self, f"weight_hh{suffix}", **self._options)
+
+    def _assign(self, name: str, q: Tensor) -> None:
+        """Gives a transition this value; raises if it is not orthogonal."""
+        chart = on_manifold(self).get(name)
+        if chart is None:
+            setattr(self, name, q)
+        else:
+            getattr(self, name).copy_(chart(chart.right_inverse(q)))
 
     def _transition(self, suffix: str, rows: int) -> tuple[Tensor | ops.WY, Tensor | None]:
         """Q, formed once for all steps; or its factors and signs where few reflections make them cheaper."""
@@ -189,7 +198,7 @@ class OrthogonalRNN(_Recurrent):
             for layer in range(rnn.num_layers):
                 for suffix in ours._suffixes(layer):
                     getattr(ours, f"weight_ih{suffix}").copy_(getattr(rnn, f"weight_ih{suffix}"))
-                    setattr(ours, f"weight_hh{suffix}", getattr(rnn, f"weight_hh{suffix}").detach())
+                    ours._assign(f"weight_hh{suffix}", getattr(rnn, f"weight_hh{suffix}").detach())
                     if rnn.bias:
                         bias = getattr(rnn, f"bias_ih{suffix}") + getattr(rnn, f"bias_hh{suffix}")
                         getattr(ours, f"bias_ih{suffix}").copy_(bias)

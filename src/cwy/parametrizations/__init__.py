@@ -12,6 +12,10 @@ from .cayley import SCORNN
 from .eurnn import EURNN
 from .exponential import DTRIV, EXPRNN, move_bases
 from .own import OWN
+from .rgd import RGD, RGDCQR, RGDEC, RGDEQR, RGDAdam
 from .urnn import URNN
 
-__all__ = ["CWY", "DTRIV", "EURNN", "EXPRNN", "HR", "METHODS", "OWN", "SCORNN", "TCWY", "URNN", "OrthogonalMap", "move_bases"]
+__all__ = [
+    "CWY", "DTRIV", "EURNN", "EXPRNN", "HR", "METHODS", "OWN", "RGD", "RGDCQR", "RGDEC", "RGDEQR", "SCORNN", "TCWY", "URNN",
+    "OrthogonalMap", "RGDAdam", "move_bases",
+]  # fmt: skip

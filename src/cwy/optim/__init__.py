@@ -1,0 +1,8 @@
+"""Optimisers for weights that live on the Stiefel manifold, with torch's own interface."""
+
+from .adam import StiefelAdam
+from .joint import Joint
+from .model import for_model
+from .sgd import StiefelSGD
+
+__all__ = ["Joint", "StiefelAdam", "StiefelSGD", "for_model"]

@@ -1,0 +1,126 @@
+"""What the optimisers on the manifold share: torch's interface around an update of one batch of parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ..manifolds.stiefel import RETRACTIONS, check_metric
+from ..ops.wy.inverse import nearest_orthogonal
+from ..testing import double, orthogonality_error
+from .batch import Batch, as_matrix, as_weight, batches
+
+# Points that were rounded to a narrower dtype, bfloat16 even, are off by less.
+_ROUNDED = 0.1
+
+
+class KeepsPrecision(Optimizer):
+    """An optimiser that loads float32 state of half-precision parameters as it was saved."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads what ``state_dict()`` gave."""
+        # torch casts floating-point state to the parameter's dtype. As the last hook this sees what torch is about to load.
+        loaded: list[dict[str, Any]] = []
+        with self.register_load_state_dict_pre_hook(lambda _, given: loaded.append(given)):
+            super().load_state_dict(state_dict)
+        for group, saved in zip(self.param_groups, loaded[0]["param_groups"], strict=True):
+            if "stiefel" in group:
+                for p, key in zip(group["params"], saved["params"], strict=True):
+                    tensors = {n: x for n, x in loaded[0]["state"].get(key, {}).items() if isinstance(x, Tensor)}
+                    self.state[p].update({n: x.to(p.device, copy=True) for n, x in tensors.items()})
+
+
+class StiefelOptimizer(KeepsPrecision):
+    """Splits parameters into batches and keeps torch's interface; a subclass defines :meth:`_update`."""
+
+    def __init__(self, params, defaults: dict[str, Any]) -> None:
+        super().__init__(params, {"stiefel": True, "kernel": False, "capturable": True, **defaults})
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds a group, once its settings and parameters are found good."""
+        super().add_param_group(param_group)
+        try:
+            self._check(self.param_groups[-1])
+        except Exception:
+            self.param_groups.pop()
+            raise
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step; ``closure``, if given, computes loss and gradients anew, and its loss is returned."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._check_gradients()
+        for group in self.param_groups:
+            for batch in batches(group, self.state):
+                self._update(group, batch)
+        return loss
+
+    def _update(self, group: dict[str, Any], batch: Batch) -> None:
+        raise NotImplementedError
+
+    def _check(self, group: dict[str, Any]) -> None:
+        call = type(self).__name__
+        lr = group["lr"]
+        if isinstance(lr, Tensor) and lr.numel() != 1:
+            raise ValueError(f"{call}: a tensor lr must have one element, got shape {tuple(lr.shape)}.")
+        if not isinstance(lr, Tensor) and not 0 <= lr < float("inf"):
+            raise ValueError(f"{call}: lr must be a finite number of at least 0, got {lr}.")
+        check_metric(call, group["metric"])
+        if group["retraction"] not in RETRACTIONS:
+            known = ", ".join(map(repr, RETRACTIONS))
+            raise ValueError(f"{call}: retraction must be one of {known}, got {group['retraction']!r}.")
+        if group["stiefel"]:
+            for i, p in enumerate(group["params"]):
+                _check_point(f"{call}: {_named(group, i)}", p, group["kernel"], group["project"])
+
+    def _check_gradients(self) -> None:
+        """Raises before anything is changed; for entries that are not finite, unless that would wait for a device unasked."""
+        for group in self.param_groups:
+            for i, p in enumerate(group["params"]):
+                if p.grad is None:
+                    continue
+                if p.grad.layout is not torch.strided:
+                    raise RuntimeError(f"{type(self).__name__}: {_named(group, i)} has a sparse gradient. Use a dense one.")
+                strict = group["error_if_nonfinite"]
+                if (p.device.type == "cpu" if strict is None else strict) and not p.grad.isfinite().all():
+                    raise RuntimeError(
+                        f"{type(self).__name__}: the gradient of {_named(group, i)} has NaN or infinite entries. Nothing was "
+                        "changed. Look for the loss that made it, or pass error_if_nonfinite=False to take it for zero."
+                    )
+
+
+def _check_point(what: str, p: Tensor, kernel: bool, project: bool) -> None:
+    """Raises unless the parameter is on the manifold, or may be moved there."""
+    free = "If it is free, put it in a group with 'stiefel': False, or let cwy.optim.for_model make the groups"
+    if p.dim() < 2 or p.numel() == 0:
+        raise ValueError(f"{what} must be a matrix (*, rows, columns), got shape {tuple(p.shape)}. {free}.")
+    if not (p.is_floating_point() or p.is_complex()):
+        raise TypeError(f"{what} must be floating-point or complex, got {p.dtype}.")
+    if hasattr(p, "device_mesh"):
+        raise ValueError(f"{what} is sharded, but a step on the manifold needs the whole matrix. Use DDP for it.")
+    if p.is_meta:
+        return
+    matrix = as_matrix(p.detach(), kernel)
+    error = orthogonality_error(matrix)
+    if not error < float("inf"):
+        raise ValueError(f"{what} has NaN or infinite entries.")
+    if error > _ROUNDED and not project:
+        raise ValueError(
+            f"{what} is not on the manifold: max|XᴴX - I| is {error:.2g}. To move it there pass project=True. {free}."
+        )
+    # Less is left alone: what was saved and loaded goes on bit by bit.
+    if error > torch.finfo(p.dtype).eps ** 0.5:
+        p.detach().copy_(as_weight(nearest_orthogonal(double(matrix)), p, kernel))
+
+
+def _named(group: dict[str, Any], index: int) -> str:
+    names = group.get("param_names")
+    shape = tuple(group["params"][index].shape)
+    return f"parameter {names[index]!r} {shape}" if names else f"parameter {index} of its group, {shape}"
