@@ -113,6 +113,10 @@ class RecurrentTask(Task[RecurrentConfig]):
     def methods(cls) -> list[str]:
         return [*(name for name, method in METHODS.items() if method.kind != "tall"), *BASELINES]
 
+    @property
+    def capturable(self) -> bool:
+        return super().capturable and self.config.base_every is None
+
     def network(self, inputs: int, outputs: int, *, last: bool, symbols: bool = False) -> Recurrent:
         """The network of this run. It is drawn on the CPU, so that its start does not depend on the device."""
         network = Recurrent(

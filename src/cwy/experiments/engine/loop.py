@@ -13,12 +13,13 @@ from . import optimizers
 from .clock import Clock
 from .display import Display
 from .distributed import Group
+from .graph import Step
 from .log import Log
 from .meter import Diverged, Guard, Meter, all_finite
 from .run import BEST, WEIGHTS, Folder, environment
 from .signals import Stop
 from .state import State
-from .task import Better, Settings, load
+from .task import Batch, Better, Settings, load
 
 WARN, LIMIT = 1e-4, 1e-2
 
@@ -56,11 +57,10 @@ class Loop:
         self.optimizer = optimizers.build(self.model, self.config)
         self.meter, self.guard = Meter(self.device), Guard(self.model.parameters(), self.device)
         self.state = State(crossings={f"{value:g}": None for value in self.task.crossings})
-        self.environment, self.clock = environment(settings, self.device), Clock()
         # As it is now: the code may be changed while the run goes on.
-        self.environment = environment(settings, self.device)
+        self.environment, self.clock = environment(settings, self.device), Clock()
         self.log: Log | None = None
-        self.read_at = 0, 0.0
+        self.read_at, self.weight = (0, 0.0), 1.0
         self.checked: tuple[int, float | None] = (-1, None)
         self.warned = False
 
@@ -102,9 +102,11 @@ class Loop:
         if self.settings.compile:
             self.model.compile()
         model = self.group.wrap(self.model)
+        alone = self.device.type == "cuda" and self.group.size == 1 and not self.settings.compile
+        train = Step(lambda batch: self._step(model, batch), wanted=alone and self.task.capturable)
         total, period = self.task.iterations, self.config.evaluate_every or self.task.epoch or self.task.iterations
         while self.step < total:
-            self._train(model)
+            self._train(train)
             last = self.step == total
             if self.step % self.config.log_every == 0 or last:
                 self._read()
@@ -116,27 +118,32 @@ class Loop:
             if signal and not last:
                 raise Stopped(signal, self.step)
 
-    def _train(self, model: nn.Module) -> None:
-        batch, weight = self.group.share(self.task.batch(self.step))
+    def _train(self, train: Step) -> None:
+        batch, self.weight = self.group.share(self.task.batch(self.step))
         rate = self.task.rate(self.step)
         for group in self.optimizer.param_groups:
             group["lr"] = group["initial_lr"] * rate
-        with self._autocast():
-            loss, metrics = self.task.loss(model, batch)
-        (loss if weight == 1 else loss * weight).backward()
-        self.guard.screen(loss)
-        metrics = {"loss": loss, **metrics, **self.task.watch(self.model)}
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        train(batch)
+        self.meter.steps += 1
         self.state.step += 1
         self.task.after_step(self.model, self.optimizer, self.step)
-        self.meter.add(metrics, weight)
-        if not self.clock.going:
-            # The first step here compiles kernels: it is not timed.
+        if not self.clock.going and train.settled:
+            # The first steps compile kernels and record a graph: they are not timed.
             if self.device.type == "cuda":
                 torch.cuda.synchronize(self.device)
             self.clock.start()
             self.read_at = self.step, self.clock.seconds
+
+    def _step(self, model: nn.Module, batch: Batch) -> None:
+        """All of a step that happens on the device; nothing here waits for it."""
+        with self._autocast():
+            loss, metrics = self.task.loss(model, batch)
+        (loss if self.weight == 1 else loss * self.weight).backward()
+        self.guard.screen(loss)
+        metrics = {"loss": loss, **metrics, **self.task.watch(self.model)}
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.meter.add(metrics, self.weight)
 
     def _read(self) -> None:
         """Reads the metrics of the steps since the last reading: here the host waits for the device."""

@@ -34,11 +34,10 @@ class Meter:
         self.steps = 0
 
     def add(self, metrics: dict[str, Tensor], weight: float) -> None:
-        """Counts a step; ``weight`` is this rank's share of it."""
+        """Adds what a step measured; ``weight`` is this rank's share of it. ``steps`` is counted by the loop."""
         if not self.names:
             self.names, self.sums = list(metrics), self.sums.new_zeros(len(metrics))
         self.sums.add_(torch.stack([value.detach() for value in metrics.values()]), alpha=weight)
-        self.steps += 1
 
     def read(self, group: Group) -> dict[str, float]:
         """The means, and a new start. Waits for the device."""

@@ -131,6 +131,11 @@ class Task(ABC, Generic[C]):
         """Metrics that need the gradients: called after the backward, before the step."""
         return {}
 
+    @property
+    def capturable(self) -> bool:
+        """Whether every step is the same computation, so that a graph of one can be replayed for all."""
+        return type(self).rate is Task.rate
+
     def rate(self, step: int) -> float:
         """What the learning rates are multiplied by at a step."""
         return 1.0
