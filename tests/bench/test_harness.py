@@ -14,9 +14,10 @@ from cwy.bench import matrix
 from cwy.bench.entry import Case, Entry, gaussian
 from cwy.bench.memory import bounded, peak
 from cwy.bench.peers import INSTALL
-from cwy.bench.rows import Context, commit, context
+from cwy.bench.rows import Context, context
 from cwy.bench.run import run
 from cwy.bench.timing import Effort, Timer, in_turn
+from cwy.info import commit
 
 CPU = torch.device("cpu")
 SHORT = Effort(repeats=3, shortest=1e-5, budget=0.1, limit=60.0)
