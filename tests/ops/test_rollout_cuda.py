@@ -9,6 +9,7 @@ import torch
 from cwy.ops import cwy_matrix, nvrtc, rollout, wy_factors
 from cwy.ops.recurrence import cuda, shapes
 from cwy.ops.recurrence.nonlinearities import NONLINEARITIES
+from cwy.ops.recurrence.product import _macros
 from cwy.testing import assert_as_close
 
 from .test_rollout import double, problem, run
@@ -191,6 +192,8 @@ def test_every_variant_compiles_without_a_gpu(monkeypatch, tmp_path):
         assert shared <= 227 * 1024
         for arch in ("sm_90a", "sm_100a", "sm_120a") if n > shapes.BLOCK else ("sm_80", "sm_90a", "sm_120a")[index % 3 :][:1]:
             assert len(nvrtc.cubin(path, macros, arch)) > 1000
+    for m, n in ((7, 7), (100, 80), (190, 190), (1024, 1024)):
+        nvrtc.cubin(shapes.KERNELS / "product.cu", tuple(sorted(_macros(m, n).items())), "sm_90a")
     path, macros, _ = compiled[0]
     kept = list(tmp_path.rglob("*.cubin"))
     stamps = [file.stat().st_mtime_ns for file in kept]

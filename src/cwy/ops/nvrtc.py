@@ -8,6 +8,7 @@ import hashlib
 import importlib
 import os
 import tempfile
+import threading
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -107,7 +108,7 @@ class Kernel:
         driver = _bindings("driver")
         self._driver, self._code = driver, code
         self._function = _call(driver.cuModuleGetFunction(_call(driver.cuModuleLoadData(code)), name.encode()))
-        self._shared = shared
+        self._shared, self._lock = shared, threading.Lock()
         attribute = driver.CUfunction_attribute
         if shared > 48 * 1024:
             key = attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -122,6 +123,7 @@ class Kernel:
         keys = attribute.CU_FUNC_ATTRIBUTE_NUM_REGS, attribute.CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES
         return tuple(_call(self._driver.cuFuncGetAttribute(key, self._function)) for key in keys)
 
+    @functools.lru_cache(maxsize=64)  # noqa: B019 - kernels live as long as the process
     def _config(self, grid: tuple[int, int], threads: int, cluster: int) -> Any:
         config = self._driver.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = *grid, 1
@@ -142,10 +144,11 @@ class Kernel:
     def __call__(self, grid: tuple[int, int], threads: int, *args: Argument, cluster: int = 1) -> None:
         """Launches on torch's current stream; tensors go as pointers, None as a null one, structures by value."""
         config = self._config(grid, threads, cluster)
-        config.hStream = torch.cuda.current_stream().cuda_stream
         values = [_argument(arg) for arg in args]
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
-        _call(self._driver.cuLaunchKernelEx(config, self._function, ctypes.addressof(pointers), 0))
+        with self._lock:
+            config.hStream = torch.cuda.current_stream().cuda_stream
+            _call(self._driver.cuLaunchKernelEx(config, self._function, ctypes.addressof(pointers), 0))
 
 
 def _argument(arg: Argument) -> Any:

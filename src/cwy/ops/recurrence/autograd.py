@@ -26,8 +26,19 @@ def rollout(
     given = [t for t in (x, h0, bias, weight, *q) if t is not None]
     if last and memory == "store" and not (torch.is_grad_enabled() and any(t.requires_grad for t in given)):
         memory = "nothing"
-    states, hn, _, _ = _forward_op(x, h0, q, bias, weight, nonlinearity, sizes, memory, last, loops)
+    how = nonlinearity, sizes, memory, last, loops
+    if _seen(given):
+        states, hn, _, _ = _forward_op(x, h0, q, bias, weight, *how)
+    else:
+        # An op's call takes apart a list of T sizes, twice, which is longer than a kernel runs.
+        states, hn, _, _ = _Rollout.apply(x, h0, bias, weight, how, *q)
     return states, hn
+
+
+def _seen(tensors: list[Tensor]) -> bool:
+    """Whether a compiler, a mode or a kind of tensor looks at what is called, and must see one op."""
+    looking = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
+    return looking or any(type(t) not in (Tensor, torch.nn.Parameter) for t in tensors)
 
 
 def _plan(q, bias, weight, nonlinearity, sizes, memory, last, loops) -> Rollout:
@@ -69,8 +80,10 @@ def _backward_fake(g, gn, x, h0, q, bias, weight, states, hn, signs, starts, non
 class _Rollout(Function):
     @staticmethod
     def forward(ctx, x, h0, bias, weight, how, *q):
+        given = [t for t in (x, h0, bias, weight, *q) if t is not None]
         with below_autograd():
-            states, hn, signs, starts = _forward_op(x, h0, list(q), bias, weight, *how)
+            forward = _forward_op if _seen(given) else in_full_precision(_forward)
+            states, hn, signs, starts = forward(x, h0, list(q), bias, weight, *how)
         # The states stand for x, unless they were not stored or the input map's gradient needs it.
         need_x = how[2] != "store" or weight is not None
         ctx.save_for_backward(x if need_x else None, h0, bias, weight, states, hn, signs, starts, *q)
@@ -88,7 +101,9 @@ class _Rollout(Function):
         if torch.is_grad_enabled():
             dx, dh0, dq, dbias, dweight = _differentiable_backward(g, gn, x, h0, q, bias, weight, states, signs, ctx.how)
         else:
-            dx, dh0, dbias, dweight, *dq = _backward_op(g, gn, x, h0, q, bias, weight, states, hn, signs, starts, *ctx.how)
+            given = [t for t in (g, gn, states, h0) if t is not None]
+            backward = _backward_op if _seen(given) else in_full_precision(_backward)
+            dx, dh0, dbias, dweight, *dq = backward(g, gn, x, h0, q, bias, weight, states, hn, signs, starts, *ctx.how)
         return dx, dh0, None if bias is None else dbias, None if weight is None else dweight, None, *dq
 
 

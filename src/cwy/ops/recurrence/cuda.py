@@ -125,22 +125,31 @@ def _launch(mode: int, q: Transition, f: Nonlinearity, sizes: list[int], **tenso
     packed, down = sizes[0] != sizes[-1], mode != FORWARD
     if packed:
         given["offsets"], given["lengths"] = _packing(tuple(sizes), device)
-    what = {"MODE": mode, "F": _F[f.name], "PACKED": packed}
-    what |= {"OUT": "out" in given, "EXTRA": "extra" in given, "TWO": "two" in given}
     fields = _Tensors(n=n, batch=batch, steps=len(sizes), **{name: t.data_ptr() for name, t in given.items()})
+    if isinstance(q, Formed):
+        reflections, arguments = None, [(q.q.mT if down else q.q).contiguous(), fields]
+    else:
+        a, b = (q.y, q.w) if down else (q.w, q.y)
+        reflections, arguments = a.shape[1], [a.contiguous(), b.contiguous(), q.d.contiguous(), fields, a.shape[1]]
     with torch.cuda.device(device):
-        index = torch.cuda.current_device()
-        if isinstance(q, Formed):
-            arguments = [(q.q.mT if down else q.q).contiguous(), fields]
-            processors = torch.cuda.get_device_properties(index).multi_processor_count
-            small = n <= shapes.BLOCK
-            shape = shapes.block(n, batch, processors) if small else shapes.cluster(n, batch, mode, index)
-        else:
-            a, b = (q.y, q.w) if down else (q.w, q.y)
-            arguments = [a.contiguous(), b.contiguous(), q.d.contiguous(), fields, a.shape[1]]
-            shape = shapes.factored(n, a.shape[1], batch, index)
-        kernel = shape.kernel({name: int(value) for name, value in what.items()})
+        what = packed, "out" in given, "extra" in given, "two" in given
+        kernel, shape = _prepared(n, reflections, batch, mode, f.name, what, torch.cuda.current_device())
         kernel((shape.blocks(batch), 1), shape.threads, *arguments, cluster=shape.cluster)
+
+
+@functools.lru_cache(maxsize=256)
+def _prepared(
+    n: int, reflections: int | None, batch: int, mode: int, f: str, what: tuple[bool, ...], device: int
+) -> tuple[nvrtc.Kernel, shapes.Shape]:
+    """The kernel for what is asked, and how it is cut."""
+    if reflections is not None:
+        shape = shapes.factored(n, reflections, batch, device)
+    elif n <= shapes.BLOCK:
+        shape = shapes.block(n, batch, torch.cuda.get_device_properties(device).multi_processor_count)
+    else:
+        shape = shapes.cluster(n, batch, mode, device)
+    asked = dict(zip(("PACKED", "OUT", "EXTRA", "TWO"), map(int, what), strict=True))
+    return shape.kernel({"MODE": mode, "F": _F[f], **asked}), shape
 
 
 @functools.lru_cache(maxsize=64)

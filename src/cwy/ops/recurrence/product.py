@@ -28,10 +28,8 @@ def product(a: Tensor, b: Tensor, heads: Tensor) -> Tensor:
     if rows < FEW or capability[0] != 9:
         with full_precision("cuda"):
             return a[:headed].mT @ heads + a[headed:].mT @ b[: rows - headed]
-    groups = 1 if m <= 64 else 3 if 128 < m <= 192 else 2
-    width = 64 if n <= 64 else 96 if groups == 3 or n <= 96 or 128 < n <= 192 else 128
-    blocks = 2 if groups == 1 else 1
-    macros = {"GROUPS": groups, "WIDTH": width, "PIECES": 1, "BLOCKS": blocks, "VEC": 2 - m % 2}
+    macros = _macros(m, n)
+    groups, width, blocks = macros["GROUPS"], macros["WIDTH"], macros["BLOCKS"]
     tiles = -(-m // (64 * groups)) * -(-n // width)
     processors = torch.cuda.get_device_properties(a.device).multi_processor_count
     each = -(-(rows + 7) // (max(1, processors * blocks // tiles) * 32)) * 32
@@ -42,3 +40,10 @@ def product(a: Tensor, b: Tensor, heads: Tensor) -> Tensor:
         given = a.contiguous(), b.contiguous(), heads.contiguous()
         kernel((tiles, parts), 128 * groups, *given, out, m, n, rows, headed, each)
     return out.sum(0)
+
+
+def _macros(m: int, n: int) -> dict[str, int]:
+    """Tiles of 64 GROUPS x WIDTH that fit M x N with little to spare."""
+    groups = 1 if m <= 64 else 3 if 128 < m <= 192 else 2
+    width = 64 if n <= 64 else 96 if groups == 3 or n <= 96 or 128 < n <= 192 else 128
+    return {"GROUPS": groups, "WIDTH": width, "PIECES": 1, "BLOCKS": 2 if groups == 1 else 1, "VEC": 2 - m % 2}
