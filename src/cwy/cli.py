@@ -78,6 +78,9 @@ def _timed(bench: Bench) -> Callable[..., None]:
                 show_default="modrelu,relu",
             ),
         ] = None,
+        only: Annotated[
+            str | None, typer.Option(metavar="NAMES", help="Entries that begin so, as in 'cwy,matrix_exp'.", show_default="all")
+        ] = None,
         device: Annotated[str, typer.Option(metavar="NAME", help="cpu, cuda, cuda:1, …")] = "cpu",
         dtype: Annotated[str, typer.Option(metavar="NAME", help="float32, float64, bfloat16 or float16.")] = "float32",
         repeats: Annotated[
@@ -95,7 +98,7 @@ def _timed(bench: Bench) -> Callable[..., None]:
 
         console = Console(highlight=False, markup=False)
         with plainly(ValueError):
-            chosen = options(bench, sizes, peers, methods, device, dtype, quick, repeats, threads, seed, nonlinearity)
+            chosen = options(bench, sizes, peers, methods, device, dtype, quick, repeats, threads, seed, nonlinearity, only)
         with plainly(OSError, f"cannot write to the folder --out {out}: "):
             folder = writable(out)
         rows, stopped = measure(chosen, console)

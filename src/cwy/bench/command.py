@@ -57,6 +57,7 @@ def options(
     threads: int | None,
     seed: int,
     nonlinearity: str | None = None,
+    only: str | None = None,
 ) -> Options:
     """Options as the user wrote them; a mistake raises ValueError with what to do."""
     chosen = parse_sizes(
@@ -68,7 +69,11 @@ def options(
     functions = _nonlinearities(bench, nonlinearity)
     effort = QUICK if quick else FULL
 
+    starts = tuple(part.strip() for part in (only or "").split(","))
+
     def wanted(entry: Entry) -> bool:
+        if not entry.name.startswith(starts):
+            return False
         if entry.nonlinearity and entry.nonlinearity not in functions:
             return False
         ours = entry.group == "ours"

@@ -194,7 +194,8 @@ def _fused(n: int, batch: int, steps: int, kind: str, reduced: str | None = None
     name = f"nn.{kind}" + (f", {reduced}" if reduced else "")
     about += f"; in {reduced}" if reduced else ""
     if reduced:
-        return Entry(name, about, make, why_not=why_not, gate=torch.bfloat16)
+        tf32 = partial(torch.backends.cudnn.flags, enabled=True, allow_tf32=reduced == "tf32")
+        return Entry(name, about, make, why_not=why_not, gate=torch.bfloat16, within=tf32)
     return Entry(name, about, make, within=CUDNN_RNN.off)
 
 

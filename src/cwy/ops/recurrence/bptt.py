@@ -61,8 +61,7 @@ def forward(x: Tensor, h0: Tensor, rollout: Rollout) -> tuple[Tensor, Tensor, Te
     total, n = sum(sizes), h0.shape[-1]
     states = h0.new_empty(rollout.kept_states, n)
     z = h0.new_empty(total, n) if f.keeps_z and memory == "store" else None
-    hn = h0.clone()
-    bits, starts = [], []
+    bits, starts, ended = [], [], []
     h, at = h0, 0
     for start, stop in rollout.chunks:
         chunk = sizes[start:stop]
@@ -76,10 +75,10 @@ def forward(x: Tensor, h0: Tensor, rollout: Rollout) -> tuple[Tensor, Tensor, Te
         if before is not None and memory == "reversible":
             bits.append(_pack(before.signbit()))
         going = sizes[stop] if stop < len(sizes) else 0
-        hn[going : chunk[0]] = end[going:]
-        # A view would keep the whole chunk alive.
-        h = end[:going].clone()
+        ended.append(end[going:])
+        h = end[:going]
         at += size
+    hn = h0.clone() if not ended else ended[0] if len(ended) == 1 else torch.cat(ended[::-1])
     if z is None:
         z = torch.cat(bits) if bits else torch.empty(0, dtype=torch.uint8, device=x.device)
     return states, hn, z, torch.cat(starts) if starts else h0.new_empty(0, n)
@@ -104,9 +103,8 @@ def backward(
     sizes, f, weight, memory, n = rollout.sizes, rollout.f, rollout.weight, rollout.memory, h0.shape[-1]
     total = sum(sizes)
     dx = h0.new_empty(total, n if weight is None else weight.shape[1])
-    dweight = None if weight is None else torch.zeros_like(weight)
-    dbias = None if rollout.bias is None else torch.zeros_like(rollout.bias)
-    dq = [torch.zeros_like(part) for part in rollout.transition]
+    dweight = dbias = None
+    dq: list[Tensor] = []
     # Of the step after a chunk: its states before it, and the gradient that reaches them.
     h, carry = hn[:0], h0.new_zeros(0, n)
     at, bit, first = total, signs.shape[0], starts.shape[0]
@@ -141,12 +139,14 @@ def backward(
         outside = None if g is None else g[at : at + size]
         transition, loops = rollout.transition, rollout.loops
         carry, along = loops.adjoint(outside, carry, gn, deltas, known, z, chunk, transition, f, rollout.bias)
-        for whole, part_of in zip(dq, loops.gradient(transition, deltas, known, before, chunk), strict=True):
-            whole += part_of
-        if dbias is not None:
-            dbias += along
-        if weight is not None and dweight is not None:
+        found = loops.gradient(transition, deltas, known, before, chunk)
+        dq = [whole.add_(more) for whole, more in zip(dq, found, strict=True)] if dq else list(found)
+        dbias = along if dbias is None else dbias.add_(along)
+        if weight is not None:
             torch.mm(deltas, weight.conj(), out=dx[at : at + size])
-            dweight += deltas.mT @ part.conj()
-    dh0 = carry if sizes else gn if gn is not None else torch.zeros_like(h0)
-    return dx, dh0, dq, dbias, dweight
+            more = deltas.mT @ part.conj()
+            dweight = more if dweight is None else dweight.add_(more)
+    if sizes:
+        return dx, carry, dq, dbias, dweight
+    dbias, dweight = (None if p is None else torch.zeros_like(p) for p in (rollout.bias, weight))
+    return dx, torch.zeros_like(h0) if gn is None else gn, [torch.zeros_like(p) for p in rollout.transition], dbias, dweight

@@ -33,7 +33,7 @@ def why_not(request: Request) -> str | None:
         if missing:
             reasons.append(missing)
         needed = (9, 0) if request.n > shapes.BLOCK else (8, 0)
-        if not torch.cuda.is_available() or torch.version.hip or torch.cuda.get_device_capability() < needed:
+        if _capability() < needed:
             reasons.append(f"it needs an NVIDIA GPU of capability {needed[0]}.{needed[1]} for N = {request.n}")
     if request.nonlinearity not in _F:
         reasons.append("the nonlinearity is a callable")
@@ -48,6 +48,18 @@ def why_not(request: Request) -> str | None:
     if request.transformed is not None:
         reasons.append(request.transformed)
     return "; ".join(reasons) or None
+
+
+def _capability() -> tuple[int, int]:
+    """Of the current NVIDIA GPU; (0, 0) if there is none."""
+    if torch.compiler.is_compiling():
+        return torch.cuda.get_device_capability()
+    return _capability_of(torch.cuda.current_device()) if torch.cuda.is_initialized() or torch.cuda.is_available() else (0, 0)
+
+
+@functools.cache
+def _capability_of(device: int) -> tuple[int, int]:
+    return (0, 0) if torch.version.hip else torch.cuda.get_device_capability(device)
 
 
 def prefers_factors(n: int, reflections: int) -> bool:
@@ -87,9 +99,9 @@ def adjoint(
     q: Transition, f: Nonlinearity, bias: Tensor | None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """As :func:`loops.adjoint`."""
-    tail = loops.ending(carry, gn, sizes[0])
-    end = torch.empty_like(tail)
-    dbias = None if bias is None else torch.empty_like(tail)
+    tail = None if gn is None and not carry.shape[0] else loops.ending(carry, gn, sizes[0])
+    end = deltas.new_empty(sizes[0], deltas.shape[1])
+    dbias = None if bias is None else torch.empty_like(end)
     one = states if z is None else z
     _launch(ADJOINT, q, f, sizes, one=one, two=g, start=tail, out=deltas, end=end, dbias=dbias)
     return end, None if dbias is None else dbias.sum(0)
@@ -121,7 +133,7 @@ def gradient(q: Transition, deltas: Tensor, states: Tensor, before: Tensor, size
 
 def _launch(mode: int, q: Transition, f: Nonlinearity, sizes: list[int], **tensors: Tensor | None) -> None:
     given = {name: t.contiguous() for name, t in tensors.items() if t is not None}
-    n, batch, device = given["start"].shape[-1], sizes[0], given["one"].device
+    n, batch, device = given["end"].shape[-1], sizes[0], given["one"].device
     packed, down = sizes[0] != sizes[-1], mode != FORWARD
     if packed:
         given["offsets"], given["lengths"] = _packing(tuple(sizes), device)

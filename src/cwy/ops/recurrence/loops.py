@@ -23,11 +23,11 @@ def run(
     x: Tensor, h: Tensor, states: Tensor | None, z: Tensor | None, sizes: list[int], q: Transition, f: Nonlinearity,
     bias: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    """Writes the states and z of all steps, where they are wanted, from the states before; returns each sequence's last."""
+    """Writes the states and z of all steps, where they are wanted, from the states before; returns each last one, anew."""
     if states is None and z is None:
         states = h.new_empty(sum(sizes), h.shape[-1])
     if not graphs.worth(x, sizes):
-        return _run(x, h, states, z, sizes, q, f, bias)
+        return _run(x, h, states, z, sizes, q, f, bias).clone()
     batch, parts = sizes[0], len(q)
     for start, count in graphs.blocks(len(sizes)):
         rows, block = slice(start * batch, (start + count) * batch), [batch] * count
@@ -44,7 +44,7 @@ def run(
         given = x[rows], h, *q, *([] if bias is None else [bias])
         made, *_ = graphs.replay(record, ("run", f, bias is None), given, (into, before) if f.keeps_z else (into,))
         h = made[-batch:]
-    return h
+    return h.clone()
 
 
 def _run(x, h, states, z, sizes, q, f, bias):
@@ -87,8 +87,10 @@ def adjoint(
 def ending(carry: Tensor, gn: Tensor | None, batch: int) -> Tensor:
     """What reaches the last step of each of ``batch`` sequences: ``carry`` from the step after, or it ends here."""
     after = carry.shape[0]
+    if after == batch:
+        return carry
     rest = carry.new_zeros(batch - after, carry.shape[1]) if gn is None else gn[after:batch]
-    return torch.cat([carry, rest]) if after < batch else carry
+    return torch.cat([carry, rest]) if after else rest
 
 
 def _replay(g, carry, gn, deltas, states, z, sizes, q, f, bias):
