@@ -2,6 +2,7 @@
 
 import html
 import re
+import shutil
 import textwrap
 from pathlib import Path
 
@@ -38,11 +39,15 @@ def report(task: str) -> str:
 
 
 def on_post_build(config, **_) -> None:
-    """Puts the whole reports beside the page that links to them."""
+    """Puts the whole reports, and the benchmarks' pictures, beside the page that shows them."""
     for task in re.findall(REPORT, (Path(config["docs_dir"]) / "results.md").read_text()):
         out = Path(config["site_dir"]) / "results" / task
         out.mkdir(parents=True, exist_ok=True)
         write(find_runs([RECORDS / task]), out)
+    for picture in RECORDS.glob("bench/*/*.png"):
+        to = Path(config["site_dir"]) / "results" / picture.relative_to(RECORDS)
+        to.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(picture, to)
 
 
 def mathml(tex: str, display: str) -> str:

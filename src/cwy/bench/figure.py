@@ -30,7 +30,9 @@ def draw(rows: Sequence[Row], sizes: Sequence[Size], form: str, title: str, base
     else:
         # Below the legend, which an outer title would cover.
         figure.axes[0].set_title(f"{title}: {_named(form, sizes[0])}")
-    figure.supxlabel(caption(rows[0]), fontsize="small", color="0.4")
+    alike = all(size[1:] == sizes[0][1:] for size in sizes)
+    listed = "" if alike else f"{form}: {', '.join(map(show, sizes))}\n"
+    figure.supxlabel(listed + caption(rows[0]), fontsize="small", color="0.4")
     partial = path.with_name(f".{path.name}.partial")
     try:
         figure.savefig(partial, format="png", dpi=150)
@@ -56,25 +58,33 @@ def _lines(rows: Sequence[Row], sizes: Sequence[Size], form: str) -> Figure:
     figure = Figure(figsize=(12, 6.5), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
     names = [show(size) for size in sizes]
-    # Over N where only N varies; else side by side.
-    over_n = all(size[1:] == sizes[0][1:] for size in sizes)
+    # Of a recurrence the time of a step is drawn. Over N where each N is there once; else side by side.
+    steps = {show(size): size[-1] if form.endswith("T") else 1 for size in sizes}
+    unit = 1e6 if form.endswith("T") else 1e3
+    over_n = len({size[0] for size in sizes}) == len(sizes)
     at = dict(zip(names, [size[0] for size in sizes] if over_n else range(len(sizes)), strict=True))
-    fixed = _named(form, sizes[0], skip=1)
+    alike = all(size[1:] == sizes[0][1:] for size in sizes)
+    fixed = _named(form, sizes[0], skip=1) if alike else ""
     along = (f"N ({fixed})" if fixed else "N") if over_n else form
     styles = _styles(rows)
     for axes, kind, name in zip(panels, ("forward", "both"), ("forward", "forward + backward"), strict=True):
         for entry, style in styles.items():
             timed = [row for row in rows if row.entry == entry and getattr(row, kind) is not None]
             timed.sort(key=lambda row: at[row.size])
-            middle = [getattr(row, kind) * 1e3 for row in timed]
-            spread = [[abs(getattr(row, f"{kind}_{end}") - getattr(row, kind)) * 1e3 for row in timed] for end in ("q1", "q3")]
+            scale = [unit / steps[row.size] for row in timed]
+            middle = [getattr(row, kind) * by for row, by in zip(timed, scale, strict=True)]
+            spread = [
+                [abs(getattr(row, f"{kind}_{end}") - getattr(row, kind)) * by for row, by in zip(timed, scale, strict=True)]
+                for end in ("q1", "q3")
+            ]
             axes.errorbar([at[row.size] for row in timed], middle, yerr=spread, label=entry, **style)
         axes.set(title=name, yscale="log", xlabel=along)
         axes.set_xscale("log" if over_n else "linear")
         axes.set_xticks(list(at.values()), [str(n) for n in at.values()] if over_n else names)
         axes.xaxis.set_minor_locator(NullLocator())
         axes.grid(which="major", alpha=0.3)
-    panels[0].set_ylabel("time a call, ms (median and quartiles)")
+    timed = "a step, µs" if form.endswith("T") else "a call, ms"
+    panels[0].set_ylabel(f"time {timed} (median and quartiles)")
     panels[0].yaxis.set_major_formatter("{x:g}")
     handles = dict(zip(*reversed(panels[0].get_legend_handles_labels()), strict=True))
     last = {row.entry: row.both or row.forward or 0 for row in rows if row.size == names[-1]}
