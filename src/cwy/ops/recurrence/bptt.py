@@ -20,14 +20,15 @@ import torch
 from torch import Tensor
 
 from .nonlinearities import Nonlinearity
-from .transition import Transition
+from .transition import Transition, mapped, mapped_back
 
 
 @dataclass(frozen=True)
 class Rollout:
     """One recurrence: its constants, the rows of each step, and what is kept.
 
-    Tensors over time are flat, ``(sum of sizes, N)``; those of x may have K columns that ``weight (N, K)`` maps.
+    Tensors over time are flat, ``(sum of sizes, N)``; those of x may have K columns that ``weight (N, K)`` maps. Of a
+    convolution they are images, ``(sum of sizes, C, H, W)``.
     """
 
     transition: Transition
@@ -52,15 +53,15 @@ class Rollout:
 
     def inputs(self, rows: Tensor) -> Tensor:
         """What is added to Qh, but for the bias, at each row of a chunk of x."""
-        return rows if self.weight is None else torch.nn.functional.linear(rows, self.weight)
+        return rows if self.weight is None else mapped(rows, self.weight)
 
 
 def forward(x: Tensor, h0: Tensor, rollout: Rollout) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The states of every step (empty if none is wanted), each sequence's last state, and what the adjoint needs."""
     sizes, f, memory = rollout.sizes, rollout.f, rollout.memory
-    total, n = sum(sizes), h0.shape[-1]
-    states = h0.new_empty(rollout.kept_states, n)
-    z = h0.new_empty(total, n) if f.keeps_z and memory == "store" else None
+    total, shape = sum(sizes), h0.shape[1:]
+    states = h0.new_empty(rollout.kept_states, *shape)
+    z = h0.new_empty(total, *shape) if f.keeps_z and memory == "store" else None
     hn = h0.clone()
     bits, starts = [], []
     h, at = h0, 0
@@ -69,7 +70,7 @@ def forward(x: Tensor, h0: Tensor, rollout: Rollout) -> tuple[Tensor, Tensor, Te
         size = sum(chunk)
         into = states[at : at + size] if rollout.kept_states else None
         signs = f.keeps_z and memory == "reversible"
-        before = z[at : at + size] if z is not None else h0.new_empty(size, n) if signs else None
+        before = z[at : at + size] if z is not None else h0.new_empty(size, *shape) if signs else None
         if memory == "checkpoint":
             starts.append(h[: chunk[0]])
         end = rollout.loops.run(rollout.inputs(x[at : at + size]), h, into, before, chunk, rollout.transition, f, rollout.bias)
@@ -82,7 +83,7 @@ def forward(x: Tensor, h0: Tensor, rollout: Rollout) -> tuple[Tensor, Tensor, Te
         at += size
     if z is None:
         z = torch.cat(bits) if bits else torch.empty(0, dtype=torch.uint8, device=x.device)
-    return states, hn, z, torch.cat(starts) if starts else h0.new_empty(0, n)
+    return states, hn, z, torch.cat(starts) if starts else h0.new_empty(0, *shape)
 
 
 def _pack(signs: Tensor) -> Tensor:
@@ -91,9 +92,9 @@ def _pack(signs: Tensor) -> Tensor:
     return (flat << torch.arange(8, dtype=torch.uint8, device=signs.device)).sum(-1, dtype=torch.uint8)
 
 
-def _unpack(bits: Tensor, shape: tuple[int, int]) -> Tensor:
+def _unpack(bits: Tensor, shape: tuple[int, ...]) -> Tensor:
     flat = (bits[:, None] >> torch.arange(8, dtype=torch.uint8, device=bits.device)) & 1
-    return flat.reshape(-1)[: shape[0] * shape[1]].reshape(shape).bool()
+    return flat.reshape(-1)[: math.prod(shape)].reshape(shape).bool()
 
 
 def backward(
@@ -101,14 +102,14 @@ def backward(
     signs: Tensor, starts: Tensor,
 ) -> tuple[Tensor, Tensor, list[Tensor], Tensor | None, Tensor | None]:  # fmt: skip
     """Gradients of x, h0, the transition's tensors, bias and weight; ``x`` may be None if every state was stored."""
-    sizes, f, weight, memory, n = rollout.sizes, rollout.f, rollout.weight, rollout.memory, h0.shape[-1]
+    sizes, f, weight, memory, shape = rollout.sizes, rollout.f, rollout.weight, rollout.memory, h0.shape[1:]
     total = sum(sizes)
-    dx = h0.new_empty(total, n if weight is None else weight.shape[1])
+    dx = h0.new_empty(total, *(shape if x is None or weight is None else x.shape[1:]))
     dweight = None if weight is None else torch.zeros_like(weight)
     dbias = None if rollout.bias is None else torch.zeros_like(rollout.bias)
     dq = [torch.zeros_like(part) for part in rollout.transition]
     # Of the step after a chunk: its states before it, and the gradient that reaches them.
-    h, carry = hn[:0], h0.new_zeros(0, n)
+    h, carry = hn[:0], h0.new_zeros(0, *shape)
     at, bit, first = total, signs.shape[0], starts.shape[0]
     for start, stop in reversed(rollout.chunks):
         chunk = sizes[start:stop]
@@ -121,15 +122,15 @@ def backward(
         elif memory == "checkpoint":
             first -= chunk[0]
             before = starts[first : first + chunk[0]]
-            z = h0.new_empty(size, n) if f.keeps_z else None
-            known = None if f.keeps_z else h0.new_empty(size, n)
+            z = h0.new_empty(size, *shape) if f.keeps_z else None
+            known = None if f.keeps_z else h0.new_empty(size, *shape)
             rollout.loops.run(rollout.inputs(part), before, known, z, chunk, rollout.transition, f, rollout.bias)
         else:
             negative = None
             if f.keeps_z:
-                used = -(-size * n // 8)
+                used = -(-size * shape.numel() // 8)
                 bit -= used
-                negative = _unpack(signs[bit : bit + used], (size, n))
+                negative = _unpack(signs[bit : bit + used], (size, *shape))
             known, before = rollout.loops.recover(
                 rollout.inputs(part), h, hn, negative, chunk, rollout.transition, rollout.bias
             )
@@ -137,7 +138,7 @@ def backward(
             h = before
         if z is not None and not (memory == "store" and rollout.kept_states):
             known = f.define(z, rollout.bias if f.threshold else None)
-        deltas = dx[at : at + size] if weight is None else h0.new_empty(size, n)
+        deltas = dx[at : at + size] if weight is None else h0.new_empty(size, *shape)
         outside = None if g is None else g[at : at + size]
         transition, loops = rollout.transition, rollout.loops
         carry, along = loops.adjoint(outside, carry, gn, deltas, known, z, chunk, transition, f, rollout.bias)
@@ -146,7 +147,7 @@ def backward(
         if dbias is not None:
             dbias += along
         if weight is not None and dweight is not None:
-            torch.mm(deltas, weight.conj(), out=dx[at : at + size])
-            dweight += deltas.mT @ part.conj()
+            dx[at : at + size], of_weight = mapped_back(deltas, part, weight)
+            dweight += of_weight
     dh0 = carry if sizes else gn if gn is not None else torch.zeros_like(h0)
     return dx, dh0, dq, dbias, dweight
