@@ -147,4 +147,4 @@ def _path(name: str) -> Path:
 
 
 def _sha256(frames: Tensor) -> str:
-    return hashlib.sha256(frames.numpy()).hexdigest()
+    return hashlib.sha256(frames.numpy().data).hexdigest()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import torch
 
+from ...ops.recurrence import graphs
 from .task import Batch
 
 WARM = 3
@@ -47,7 +49,9 @@ class Step:
             self._record(shape, batch)
         self._seen[shape] += 1
         if shape not in self._graphs:
-            return self._step(batch)
+            # Graphs of its parts would only take memory beside that of the whole.
+            with graphs.off() if self._wanted else nullcontext():
+                return self._step(batch)
         graph, given = self._graphs[shape]
         for ours, theirs in zip(given, batch, strict=True):
             ours.copy_(theirs)

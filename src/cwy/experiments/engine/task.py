@@ -129,6 +129,10 @@ class Task(ABC, Generic[C]):
         """Metrics by split, e.g. ``{"test": {"loss": 0.1, "accuracy": 0.9}}``."""
         return {}
 
+    def conclude(self, model: nn.Module) -> tuple[dict[str, dict[str, float]], dict[str, bytes]]:
+        """Called once, at the end, with the best state: metrics by split, and files for the run folder."""
+        return {}, {}
+
     @property
     def facts(self) -> dict[str, Any]:
         """What the record says of the data."""
