@@ -202,7 +202,7 @@ def test_commands_check_what_is_here(tmp_path):
     assert (done.returncode, done.stdout.count("is right")) == (0, 4)
     (tmp_path / "mnist" / names[0]).unlink()
     done = run(COMMAND, "data", "check", CWY_DATA=str(tmp_path))
-    assert (done.returncode, done.stdout.count("is right"), done.stdout.count("is missing")) == (1, 3, 1)
+    assert (done.returncode, done.stdout.count("is right"), done.stdout.count("gz is missing")) == (1, 3, 1)
     assert "3 of 4 files" in run(COMMAND, "data", "list", CWY_DATA=str(tmp_path)).stdout
 
 

@@ -10,11 +10,9 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.table import Table
 
-from . import kth, weizmann
 from .fetch import DataError, default_root, inspect
 from .fetch import fetch as download
 from .sets import DATASETS, KTH, find
-from .videos import frames_root
 
 
 def show(console: Console) -> None:
@@ -38,6 +36,10 @@ def check(name: str | None, console: Console) -> bool:
     """Reads every file of a data set, or of all, and compares it with its hash; whether all are here and right."""
     whole = True
     for dataset in [find(name)] if name else DATASETS.values():
+        if not name and not dataset.folder().exists():
+            whole = False
+            console.print(f"{dataset.folder()} is missing, a folder of {len(dataset.files)} files", soft_wrap=True)
+            continue
         for file in dataset.files:
             path = dataset.folder() / file.name
             if file.unpacked(dataset.folder()):
@@ -45,13 +47,15 @@ def check(name: str | None, console: Console) -> bool:
             wrong = inspect(path, file)
             whole &= wrong is None
             console.print(f"{path} {wrong or 'is right'}", soft_wrap=True)
-        if dataset is KTH and (dataset.folder() / kth.LIST).is_file():
+        if dataset is KTH and (dataset.folder() / KTH.files[0].name).is_file():
             whole &= _check_kth(dataset.folder(), console)
     return whole
 
 
 def _check_kth(folder: Path, console: Console) -> bool:
     """The table of statistics beside the paper's, then every video that is here: whether it has the frames it should."""
+    from . import kth
+
     videos = kth.listed(folder)
     found, table = kth.statistics(videos), Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("", no_wrap=True)
@@ -59,10 +63,11 @@ def _check_kth(folder: Path, console: Console) -> bool:
         table.add_column(action, justify="right")
     right = True
     for name, values in kth.PAPER.items():
-        same = {action: found[action][name] == value for action, value in values.items()}
-        right &= all(same.values())
-        cells = [f"{found[a][name]:g}" if same[a] else f"{found[a][name]:g}, paper {values[a]:g}" for a in kth.ACTIONS]
-        table.add_row(name, *cells)
+        ours = {action: found.get(action, {}).get(name, 0) for action in values}
+        right &= ours == values
+        table.add_row(
+            name, *(f"{o:g}" if o == p else f"{o:g}, paper {p:g}" for o, p in zip(ours.values(), values.values(), strict=True))
+        )
     console.print("Lengths of sequences in frames, and frames of each split:", end="\n\n")
     console.print(table)
     verdict = "These are the paper's numbers." if right else "They are NOT the paper's."
@@ -83,6 +88,9 @@ def _check_kth(folder: Path, console: Console) -> bool:
 
 def decode(name: str, console: Console) -> None:
     """Decodes the videos that are here of a data set into the frames that tasks train from, and says where these are."""
+    from . import kth, weizmann
+    from .videos import frames_root
+
     sets = {"kth": (kth.ACTIONS, kth.load), "weizmann": (weizmann.ACTIONS, weizmann.load)}
     if name not in sets:
         raise DataError(f"data set {find(name).name!r} has no videos. Those that have: {', '.join(sets)}.")

@@ -101,10 +101,12 @@ def _sequences(folder: Path, videos: list[Video]) -> dict[str, list[Tensor]]:
 
 
 def statistics(videos: list[Video]) -> dict[str, dict[str, float]]:
-    """Of each action: the shortest, longest and mean sequence, and the frames of each split."""
+    """Of each action that has videos: the shortest, longest and mean sequence, and the frames of each split."""
     found = {}
     for action in ACTIONS:
         lengths = [(v.split, last - first + 1) for v in videos if v.action == action for first, last in v.ranges]
+        if not lengths:
+            continue
         frames = [length for _, length in lengths]
         found[action] = {"shortest": min(frames), "longest": max(frames), "mean": round(sum(frames) / len(frames), 1)}
         found[action] |= {split: sum(length for part, length in lengths if part == split) for split in SPLITS}

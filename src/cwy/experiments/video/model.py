@@ -32,9 +32,9 @@ class Block(nn.Module):
 class Predictor(nn.Module):
     r"""Predicts each next frame from those before it.
 
-    Frames of side S are seen as $S/2\times S/2\times 4$; recurrent units of f, 2f, 4f, 2f and f channels work at sides S/4, S/8,
-    S/16, S/8 and S/4, with strided convolutions before and deconvolutions after them. The last two units, and the last map, see
-    also what lies across the bottleneck. Every map runs over all time steps at once, the units' input kernels too.
+    Frames of side S are seen as $S/2\times S/2\times 4$. Recurrent units of f, 2f, 4f, 2f and f channels work at sides S/4,
+    S/8, S/16, S/8 and S/4, with strided convolutions before and deconvolutions after them. The last two units, and the last
+    map, see also what lies across the bottleneck. Every map runs over all time steps at once, the units' input kernels too.
 
     Args:
         method: design of the recurrent units: of :class:`cwy.nn.ConvNERU`, or "convlstm", which has instance normalisation
@@ -64,12 +64,16 @@ class Predictor(nn.Module):
 
     @torch.no_grad()
     def _start(self) -> None:
-        """Glorot's uniform values and no biases, as the paper's framework starts convolutions; transitions stay as they are."""
+        """Glorot's uniform values and no biases, as the paper's framework starts convolutions; transitions stay as they are.
+
+        They depend on the seed alone, not on what the transitions drew: so methods differ in these only.
+        """
+        random = torch.Generator().manual_seed(torch.initial_seed())
         for name, parameter in self.named_parameters():
             if "bias" in name:
                 parameter.zero_()
             elif parameter.dim() == 4:
-                nn.init.xavier_uniform_(parameter)
+                nn.init.xavier_uniform_(parameter, generator=random)
 
     def forward(self, frames: Tensor) -> Tensor:
         batch, steps = frames.shape[:2]
