@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from http.client import HTTPException
 from pathlib import Path
+from urllib.error import HTTPError
 from urllib.parse import urljoin
 from urllib.request import Request, urlopen
 
@@ -151,7 +152,14 @@ def _continue(file: File, url: str, partial: Path, done: int, watch: Watch) -> N
     """One request for the bytes from ``done`` on; what comes before the connection ends or breaks is kept."""
     # The addresses are those of DATASETS, not a user's.
     request = Request(url, headers={"Range": f"bytes={done}-"} if done else {})  # noqa: S310
-    with urlopen(request, timeout=TIMEOUT) as answer:  # noqa: S310
+    try:
+        opened = urlopen(request, timeout=TIMEOUT)  # noqa: S310
+    except HTTPError as error:
+        # There is nothing after the bytes that are here: of a file of unknown size, that is how its end is found.
+        if error.code == 416:
+            return
+        raise
+    with opened as answer:
         resumed = done and answer.status == 206
         with partial.open("ab" if resumed else "wb") as out, suppress(ConnectionError, TimeoutError, HTTPException):
             while (file.size is None or out.tell() <= file.size) and (block := answer.read(BLOCK)):

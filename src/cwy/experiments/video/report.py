@@ -85,8 +85,16 @@ def _description(title: str, about: str, panels: dict[str, str], paper: bool = F
         about=f"Each frame is predicted from those before it, and the l1 distance to the true one, summed over its pixels (in "
         f"[0, 1]), is averaged over all frames. {about}",
         curves=(
-            Curve("validation", "loss", "l1 a frame (validation)", split="validation", along="epoch", along_label="epoch"),
-            Curve("train", "loss", "l1 a frame (training)", along="epoch", along_label="epoch"),
+            Curve(
+                "validation",
+                "loss",
+                "l1 a frame (validation)",
+                split="validation",
+                along="epoch",
+                along_label="epoch",
+                scale="log",
+            ),
+            Curve("train", "loss", "l1 a frame (training)", along="epoch", along_label="epoch", scale="log"),
         ),
         columns=(
             Column("test l1 a frame", tested, "{:.1f}".format),
