@@ -166,6 +166,26 @@ def test_autocast_keeps_the_recurrence_in_float32():
     torch.testing.assert_close(y, unit(x)[0], atol=0.05, rtol=0.05)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("steps", [7, 16, 150])
+def test_graphs_equal_the_loop(steps):
+    torch.backends.cudnn.allow_tf32 = False
+    unit = ConvNERU(3, 8, num_layers=2, device="cuda")
+    x = torch.randn(steps, 2, 3, 16, 16, device="cuda")
+    lengths = torch.tensor([steps, 3], device="cuda")
+    results = []
+    for backend in ("torch", "reference", "torch"):
+        unit.backend = backend
+        unit.zero_grad()
+        leaf = x.clone().requires_grad_()
+        y, hn = unit(leaf, lengths=lengths)
+        (y.square().sum() + hn.sum()).backward()
+        results.append([y, hn, leaf.grad, *(p.grad for p in unit.parameters())])
+    for ours, plain, again in zip(*results, strict=True):
+        torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-4 * plain.abs().max().item())
+        torch.testing.assert_close(ours, again, rtol=1e-4, atol=1e-4 * plain.abs().max().item())
+
+
 IMAGES = torch.zeros(3, 2, 2, 6, 6)
 ERRORS = [
     (lambda: ConvNERU(2, 4, 4), "ConvNERU: kernel_size must be odd.*got 4"),

@@ -42,19 +42,27 @@ class Predictor(nn.Module):
         channels: f.
         kernel_size: q, of the units.
         dtype: of the weights.
+        backend: of the recurrences, as in :class:`cwy.nn.ConvNERU`.
 
     Returns:
         From ``frames (B, T, S, S)`` the predictions of the frames after them, of the same shape.
     """
 
-    def __init__(self, method: str, channels: int = 32, kernel_size: int = 3, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self,
+        method: str,
+        channels: int = 32,
+        kernel_size: int = 3,
+        dtype: torch.dtype = torch.float32,
+        backend: str = "auto",
+    ) -> None:
         super().__init__()
         lstm, f = method == "convlstm", channels
 
         def unit(inputs: int, outputs: int) -> ConvNERU | ConvLSTM:
             if lstm:
                 return ConvLSTM(inputs, outputs, kernel_size, dtype=dtype)
-            return ConvNERU(inputs, outputs, kernel_size, dtype=dtype, method=method)
+            return ConvNERU(inputs, outputs, kernel_size, dtype=dtype, method=method, backend=backend)
 
         self.down = nn.ModuleList(Block(a, b, False, lstm, dtype) for a, b in ((GROUP**2, f), (f, 2 * f), (2 * f, 4 * f)))
         self.up = nn.ModuleList(Block(a, b, True, lstm, dtype) for a, b in ((4 * f, 2 * f), (2 * f, f), (f, f)))

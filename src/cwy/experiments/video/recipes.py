@@ -26,6 +26,7 @@ class VideoConfig(Config):
         kernel_size: q.
         bucket: batches are padded to a multiple of so many steps, so that few graphs serve all of them.
         test_batch_size: sequences at once in an evaluation.
+        eager: runs everything as it is written, step by step, with no graph and no adjoint by hand: to be compared with.
     """
 
     action: str = "all"
@@ -35,6 +36,7 @@ class VideoConfig(Config):
     kernel_size: int = 3
     bucket: int = 16
     test_batch_size: int = 16
+    eager: bool = False
     optimizer: str = "adam"
     lr: float = 1e-3
     orthogonal_lr: float = 1e-3

@@ -72,7 +72,12 @@ class Video(Task[VideoConfig]):
         }
 
     def model(self) -> Predictor:
-        return Predictor(self.settings.method, self.config.channels, self.config.kernel_size, self.dtype).to(self.device)
+        config, backend = self.config, "reference" if self.config.eager else "auto"
+        return Predictor(self.settings.method, config.channels, config.kernel_size, self.dtype, backend).to(self.device)
+
+    @property
+    def capturable(self) -> bool:
+        return super().capturable and not self.config.eager
 
     def batch(self, step: int) -> Batch:
         epoch, index = divmod(step, self.epoch)
