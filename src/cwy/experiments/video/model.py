@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import conv2d, pixel_shuffle, pixel_unshuffle
 
 from ...nn import ConvLSTM, ConvNERU
 
@@ -85,7 +86,7 @@ class Predictor(nn.Module):
 
     def forward(self, frames: Tensor) -> Tensor:
         batch, steps = frames.shape[:2]
-        first = nn.functional.pixel_unshuffle(frames.transpose(0, 1).reshape(-1, 1, *frames.shape[2:]), GROUP)
+        first = pixel_unshuffle(frames.transpose(0, 1).reshape(-1, 1, *frames.shape[2:]), GROUP)
 
         def recur(index: int, x: Tensor) -> Tensor:
             states, _ = self.units[index](x.unflatten(0, (steps, batch)))
@@ -96,5 +97,7 @@ class Predictor(nn.Module):
         x = recur(2, self.down[2](b))
         x = recur(3, torch.cat([self.up[0](x), b], 1))
         x = recur(4, torch.cat([self.up[1](x), a], 1))
-        x = self.last(torch.cat([self.up[2](x), first], 1))
-        return nn.functional.pixel_shuffle(x, GROUP).view(steps, batch, *frames.shape[2:]).transpose(0, 1)
+        # Two convolutions, for both side by side would be the largest tensor of all.
+        x, weight = self.up[2](x), self.last.weight
+        x = conv2d(x, weight[:, : x.shape[1]], self.last.bias, padding=1) + conv2d(first, weight[:, x.shape[1] :], padding=1)
+        return pixel_shuffle(x, GROUP).view(steps, batch, *frames.shape[2:]).transpose(0, 1)
