@@ -158,6 +158,21 @@ def test_the_cell_is_one_step_and_unbatched_input_is_a_batch_of_one():
     torch.testing.assert_close(lstm(x)[0], lstm(x[:, None])[0][:, 0])
 
 
+@pytest.mark.parametrize("kind", [ConvNERU, ConvLSTM])
+def test_compile_export_and_vmap(kind):
+    unit, x, lengths = kind(2, 3), torch.randn(4, 2, 2, 6, 6), torch.tensor([4, 2])
+    twin = copy.deepcopy(unit)
+    torch.compiler.reset()
+    loss = lambda unit, x: unit(x, lengths=lengths)[0].square().sum()
+    torch.compile(loss, fullgraph=True, backend="aot_eager")(unit, x).backward()
+    loss(twin, x).backward()
+    for a, b in zip(unit.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, atol=1e-4, rtol=1e-4)
+    program = torch.export.export(unit.eval(), (x,))
+    torch.testing.assert_close(program.module()(x)[0], unit(x)[0])
+    torch.testing.assert_close(torch.vmap(lambda x: unit(x)[0])(x[None])[0], unit(x)[0], atol=1e-5, rtol=1e-5)
+
+
 def test_autocast_keeps_the_recurrence_in_float32():
     unit, x = ConvNERU(2, 4), torch.randn(4, 1, 2, 6, 6)
     with torch.autocast("cpu", torch.bfloat16):

@@ -91,10 +91,10 @@ class Images(nn.Module):
 
     def _ends(self, lengths: Tensor, x: Tensor) -> Tensor:
         lengths = torch.as_tensor(lengths)
-        # Those on a GPU are not looked at: that would wait for it.
-        wrong = lengths.shape != x.shape[1:2] or (not lengths.is_cuda and bool((lengths < 1).any() | (lengths > len(x)).any()))
-        if wrong:
-            got = tuple(lengths.shape) if lengths.is_cuda else lengths.tolist()
+        # Those on a GPU are not looked at: that would wait for it. A compiler has none to look at.
+        seen = not lengths.is_cuda and not torch.compiler.is_compiling()
+        if lengths.shape != x.shape[1:2] or (seen and bool((lengths < 1).any() | (lengths > len(x)).any())):
+            got = lengths.tolist() if seen else tuple(lengths.shape)
             raise ValueError(f"{type(self).__name__}: lengths must be {x.shape[1]} numbers from 1 to T = {len(x)}, got {got}.")
         return lengths.to(x.device)
 
