@@ -65,7 +65,9 @@ def train(
     ],
     method: Annotated[
         str | None,
-        typer.Option(metavar="NAMES", help="Methods, as in 'cwy,exprnn,lstm'.", show_default="the recipe's own, or cwy"),
+        typer.Option(
+            metavar="NAMES", help="Methods, as in 'cwy,exprnn,lstm'.", show_default="the recipe's own, or the task's first"
+        ),
     ] = None,
     setting: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Changes a setting of the recipe; may be repeated.")
