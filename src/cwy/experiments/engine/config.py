@@ -10,7 +10,6 @@ from functools import cache
 from types import NoneType
 from typing import Any, Self, get_args, get_type_hints
 
-
 SHOWN = 32
 """The most names that an error lists."""
 
