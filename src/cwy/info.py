@@ -110,6 +110,8 @@ def backends() -> list[dict[str, Any]]:
         wy = _choice(dispatch.backends("wy")["wy"], torch.zeros(2, 2, device=device))
         rows += [{"op": "wy", "device": device, **row} for row in wy]
         rows += rollout(128, device=device)
+        images = _choice(dispatch.backends("conv_rollout")["conv_rollout"], Request(32, 3, 100, torch.float32, device, "relu"))
+        rows += [{"op": "conv_rollout", "device": device, **row} for row in images]
     return rows
 
 

@@ -57,9 +57,18 @@ def demo(
 
 def train(
     task: Annotated[
-        str, typer.Argument(metavar="TASK[/RECIPE]", help="copying, adding, mnist, pmnist or convergence; e.g. copying/small.")
+        str,
+        typer.Argument(
+            metavar="TASK[/RECIPE]",
+            help="copying, adding, mnist, pmnist, convergence, kth, weizmann or movingmnist; e.g. copying/small.",
+        ),
     ],
-    method: Annotated[str, typer.Option(metavar="NAMES", help="Methods, as in 'cwy,exprnn,lstm'.")] = "cwy",
+    method: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAMES", help="Methods, as in 'cwy,exprnn,lstm'.", show_default="the recipe's own, or the task's first"
+        ),
+    ] = None,
     setting: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Changes a setting of the recipe; may be repeated.")
     ] = None,
@@ -87,7 +96,8 @@ def train(
     """
     from .engine import command
 
-    names = list(dict.fromkeys(name.strip() for name in method.split(",") if name.strip()))
+    given = [None] if method is None else [name.strip() for name in method.split(",") if name.strip()]
+    names = list(dict.fromkeys(given))
     every = range(seed, seed + (seeds or 1))
     _run(lambda console: command.train(task, names, every, setting or [], device, precision, compile, out, console))
 
@@ -172,6 +182,17 @@ def data_fetch(name: Annotated[str, typer.Argument(metavar="NAME", help="A data 
         fetch(name, Console(highlight=False, markup=False))
 
 
+def data_decode(name: Annotated[str, typer.Argument(metavar="NAME", help="kth or weizmann.")]) -> None:
+    """Decodes the videos of a data set into the frames that tasks train from; what is decoded already is left."""
+    from rich.console import Console
+
+    from .data import DataError
+    from .data.command import decode
+
+    with plainly(DataError):
+        decode(name, Console(highlight=False, markup=False))
+
+
 def _run(command: Callable[..., int]) -> None:
     """Ends with the status of a command of the engine."""
     _need_experiments()
@@ -199,4 +220,4 @@ def _need_experiments() -> None:
 
 
 COMMANDS = (demo, train, resume, runs, report)
-DATA = (data_list, data_check, data_fetch)
+DATA = (data_list, data_check, data_fetch, data_decode)

@@ -6,15 +6,16 @@ import hashlib
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http.client import HTTPException
 from pathlib import Path
+from urllib.error import HTTPError
 from urllib.parse import urljoin
 from urllib.request import Request, urlopen
 
 from filelock import FileLock
 
-from .unpack import unpack
+from .unpack import unpack, unpacked
 
 TIMEOUT = 30
 BLOCK = 1 << 16
@@ -29,12 +30,24 @@ class DataError(RuntimeError):
 
 @dataclass(frozen=True)
 class File:
-    """One file of a data set: its name, also below the set's address, its bytes and their SHA-256; an archive is unpacked."""
+    """One file of a data set: its name, also below the set's address, its bytes and their hash; an archive is unpacked.
+
+    Where its publisher gives neither size nor SHA-256, the size is None and the hash a SHA-1, told by its length.
+    """
 
     name: str
-    size: int
+    size: int | None
     sha256: str
     archive: bool = False
+
+    @property
+    def kind(self) -> str:
+        """Of the hash."""
+        return "sha256" if len(self.sha256) == 64 else "sha1"
+
+    def unpacked(self, folder: Path) -> bool:
+        """Whether it is an archive of which the content lies in the folder already: then the archive itself is not needed."""
+        return self.archive and unpacked(folder / self.name).is_dir()
 
 
 @dataclass(frozen=True)
@@ -48,8 +61,12 @@ class DataSet:
 
     @property
     def size(self) -> int:
-        """Bytes to download."""
-        return sum(file.size for file in self.files)
+        """Bytes to download, as far as they are known."""
+        return sum(file.size or 0 for file in self.files)
+
+    def only(self, *names: str) -> DataSet:
+        """The set of these files alone."""
+        return replace(self, files=tuple(file for file in self.files if file.name in names))
 
     def folder(self, root: Path | None = None) -> Path:
         """Where its files are kept."""
@@ -67,10 +84,10 @@ def inspect(path: Path, file: File) -> str | None:
     """What is wrong with a file: None if it is there and every byte is right."""
     if not path.is_file():
         return "is missing"
-    if path.stat().st_size != file.size:
+    if file.size is not None and path.stat().st_size != file.size:
         return f"has {path.stat().st_size} bytes, not {file.size}"
-    found = _sha256(path)
-    return None if found == file.sha256 else f"has the wrong content, sha256 {found}"
+    found = digest(path, file.kind)
+    return None if found == file.sha256 else f"has the wrong content, {file.kind} {found}"
 
 
 def ensure(dataset: DataSet, root: Path | None = None) -> Path:
@@ -87,12 +104,14 @@ def fetch(dataset: DataSet, root: Path | None = None, watch: Watch = lambda file
     folder = dataset.folder(root)
     for file in dataset.files:
         path = folder / file.name
+        if file.unpacked(folder):
+            continue
         wrong = inspect(path, file)
         if wrong and path.exists() and not repair:
-            raise DataError(f"{path} {wrong}; expected sha256 {file.sha256}. Get it anew: cwy data fetch {dataset.name}")
+            raise DataError(f"{path} {wrong}; expected {file.kind} {file.sha256}. Get it anew: cwy data fetch {dataset.name}")
         if wrong:
             _fetch(file, urljoin(dataset.home, file.name), path, watch)
-        watch(file, file.size)
+        watch(file, path.stat().st_size)
         if file.archive:
             try:
                 unpack(path)
@@ -110,22 +129,22 @@ def _fetch(file: File, url: str, path: Path, watch: Watch) -> None:
                 return
             # An attempt that got further is worth another.
             before = -1
-            while before < (done := _size(partial)) < file.size:
+            while before < (done := _size(partial)) and not _ended(partial, file, done):
                 before = done
                 _continue(file, url, partial, done, watch)
-            if done < file.size:
+            if file.size is not None and done < file.size:
                 raise OSError(f"the connection ended after {done} of {file.size} bytes")
             if wrong := inspect(partial, file):
                 partial.unlink()
                 raise DataError(
-                    f"{url} {wrong}; expected sha256 {file.sha256}. It was deleted: try again, or get it elsewhere."
+                    f"{url} {wrong}; expected {file.kind} {file.sha256}. It was deleted: try again, or get it elsewhere."
                 )
             os.replace(partial, path)
     except (OSError, HTTPException) as error:
         raise DataError(
             f"cannot fetch {file.name} from {url}: {str(error).removeprefix('<urlopen error ').removesuffix('>')}.\n"
             f"To use a copy from elsewhere, put it at\n    {path}\n"
-            f"(sha256 {file.sha256}), or set CWY_DATA to a folder that holds {path.parent.name}/{file.name}."
+            f"({file.kind} {file.sha256}), or set CWY_DATA to a folder that holds {path.parent.name}/{file.name}."
         ) from error
 
 
@@ -133,10 +152,17 @@ def _continue(file: File, url: str, partial: Path, done: int, watch: Watch) -> N
     """One request for the bytes from ``done`` on; what comes before the connection ends or breaks is kept."""
     # The addresses are those of DATASETS, not a user's.
     request = Request(url, headers={"Range": f"bytes={done}-"} if done else {})  # noqa: S310
-    with urlopen(request, timeout=TIMEOUT) as answer:  # noqa: S310
+    try:
+        opened = urlopen(request, timeout=TIMEOUT)  # noqa: S310
+    except HTTPError as error:
+        # There is nothing after the bytes that are here: of a file of unknown size, that is how its end is found.
+        if error.code == 416:
+            return
+        raise
+    with opened as answer:
         resumed = done and answer.status == 206
         with partial.open("ab" if resumed else "wb") as out, suppress(ConnectionError, TimeoutError, HTTPException):
-            while out.tell() <= file.size and (block := answer.read(BLOCK)):
+            while (file.size is None or out.tell() <= file.size) and (block := answer.read(BLOCK)):
                 out.write(block)
                 watch(file, out.tell())
 
@@ -145,6 +171,11 @@ def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-def _sha256(path: Path) -> str:
+def _ended(partial: Path, file: File, done: int) -> bool:
+    return done >= file.size if file.size is not None else inspect(partial, file) is None
+
+
+def digest(path: Path, kind: str = "sha256") -> str:
+    """The hash of a file's bytes."""
     with path.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
+        return hashlib.file_digest(content, kind).hexdigest()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from difflib import get_close_matches
+from pathlib import Path
 
 from .fetch import DataError, DataSet, File
 
@@ -18,7 +19,36 @@ MNIST = DataSet(
     ),
 )
 
-DATASETS = {dataset.name: dataset for dataset in (MNIST,)}
+KTH = DataSet(
+    "kth",
+    "six human actions by 25 people, 599 videos of 160 x 120 (Schuldt, Laptev, Caputo 2004)",
+    "https://www.csc.kth.se/cvap/actions/",
+    (
+        File("00sequences.txt", 38081, "6331f4e4d0d820f306a46c40f82afc39f2486cc8723fe15f4742c14c261ccba7"),
+        File("walking.zip", None, "a3e81537271a0ab4576591774baa38c2d97b7e3a", archive=True),
+        File("jogging.zip", None, "21943bdbcef9dad106db0d74661e49eaeaa15a25", archive=True),
+        File("running.zip", None, "da83bb313edfd4455fffdda6263696fa10d43c6f", archive=True),
+        File("boxing.zip", None, "adb36ed9c29c846d44d2ba15f348bd115c951bbd", archive=True),
+        File("handwaving.zip", None, "0792f7cd69f7f895a205c08ac212ddaa7177e370", archive=True),
+        File("handclapping.zip", None, "d3b81261aa822ef63d0d1523f945bfaff27814d2", archive=True),
+    ),
+)
+
+
+def _listed(name: str) -> tuple[File, ...]:
+    """The files of a list beside this one: name, size, SHA-256."""
+    lines = Path(__file__).with_name(name).read_text(encoding="ascii").splitlines()
+    return tuple(File(path, int(size), sha256) for path, size, sha256 in (line.split("\t") for line in lines))
+
+
+WEIZMANN = DataSet(
+    "weizmann",
+    "ten human actions by nine people, 90 videos of 180 x 144 (Gorelick, Blank, Shechtman, Irani, Basri 2005)",
+    "https://raw.githubusercontent.com/hueihan/Action_Recognition/f8e99997cc6b7c0f45f6d45cf239f753bd36f7a3/data/WIS/video/",
+    _listed("weizmann.tsv"),
+)
+
+DATASETS = {dataset.name: dataset for dataset in (MNIST, KTH, WEIZMANN)}
 
 
 def find(name: str) -> DataSet:

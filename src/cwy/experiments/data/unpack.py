@@ -10,9 +10,14 @@ from shutil import rmtree
 from tempfile import mkdtemp
 
 
+def unpacked(archive: Path) -> Path:
+    """The folder of an archive's content: its name without suffixes."""
+    return archive.with_name(archive.name.split(".")[0])
+
+
 def unpack(archive: Path) -> Path:
-    """Unpacks a .zip or .tar.* into the folder of its name without suffixes, whole or not at all; returns that folder."""
-    target = archive.with_name(archive.name.split(".")[0])
+    """Unpacks a .zip or .tar.*, whole or not at all; returns the folder."""
+    target = unpacked(archive)
     if target.is_dir():
         return target
     work = Path(mkdtemp(prefix=f".{target.name}.", dir=archive.parent))

@@ -10,6 +10,9 @@ from functools import cache
 from types import NoneType
 from typing import Any, Self, get_args, get_type_hints
 
+SHOWN = 32
+"""The most names that an error lists."""
+
 
 class ConfigError(ValueError):
     """A setting that does not exist, or a value that it can't have; the message says what is allowed."""
@@ -91,7 +94,8 @@ def choose(what: str, name: str, known: Iterable[str]) -> str:
     """The name, if it is known; an error with the nearest ones if not."""
     known = list(known)
     if name not in known:
-        raise ConfigError(f"unknown {what} {name!r}.{_near(name, known)} Known: {', '.join(known)}.")
+        more = f" and {len(known) - SHOWN} more" if len(known) > SHOWN else ""
+        raise ConfigError(f"unknown {what} {name!r}.{_near(name, known)} Known: {', '.join(known[:SHOWN])}{more}.")
     return name
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from contextlib import ExitStack, closing, nullcontext
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from .meter import Diverged, Guard, Meter, all_finite
 from .run import BEST, WEIGHTS, Folder, environment
 from .signals import Stop
 from .state import State
-from .task import Batch, Better, Settings, load
+from .task import Batch, Better, Settings, Task, load
 
 WARN, LIMIT = 1e-4, 1e-2
 
@@ -88,7 +89,7 @@ class Loop:
             self._restore()
             if self.group.first:
                 self.log = opened.enter_context(closing(Log(self.folder.path, self.step)))
-            self.display.begin(self.settings, self.step, self.task.iterations)
+            self.display.begin(self.settings, self.step, self.task.iterations, self.task.facts)
             opened.callback(self.display.end)
             try:
                 self._steps(stop)
@@ -176,17 +177,30 @@ class Loop:
 
     def _evaluate(self) -> None:
         self._check()
+        self._note_memory()
         with self.clock.stopped():
-            self.model.eval()
-            with torch.no_grad(), self._autocast():
+            with self._evaluating():
                 found = self.task.evaluate(self.model)
-            self.model.train()
             for split, metrics in found.items():
                 if not all(map(math.isfinite, metrics.values())):
                     raise Diverged(f"the {split} metrics after step {self.step} are not finite")
                 self._write(split, metrics)
             if self.task.best is not None:
                 self._keep_best(found, *self.task.best)
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        self.model.eval()
+        with torch.no_grad(), self._autocast():
+            yield
+        self.model.train()
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+
+    def _note_memory(self) -> None:
+        """What training has taken; evaluating is not counted."""
+        if self.device.type == "cuda":
+            self.state.peak_memory = max(self.state.peak_memory, torch.cuda.max_memory_allocated(self.device))
 
     def _keep_best(self, found: dict[str, dict[str, float]], split: str, metric: str, better: Better) -> None:
         value = found.get(split, {}).get(metric)
@@ -220,7 +234,20 @@ class Loop:
         if self.state.restore(self.folder, self.group, self.model, self.optimizer, self.meter, self.display.say):
             self.clock = Clock(self.state.seconds)
 
+    def _conclude(self) -> None:
+        """What is done with the best state, once."""
+        if self.group.first and self.state.best is not None and type(self.task).conclude is not Task.conclude:
+            self.model.load_state_dict(self.folder.best_weights())
+            with self._evaluating():
+                found, made = self.task.conclude(self.model)
+            for split, metrics in found.items():
+                self._write(split, metrics)
+            for name, content in made.items():
+                self.folder.write_file(name, content)
+
     def _finish(self) -> dict[str, Any]:
+        self._write_weights(WEIGHTS)
+        self._conclude()
         record = {
             **self.environment,
             "started": self.state.started,
@@ -232,9 +259,12 @@ class Loop:
             "final": self.state.final,
             "best": self.state.best,
         }
+        if self.task.facts:
+            record["data"] = self.task.facts
         if self.state.crossings:
             record["crossings"] = self.state.crossings
-        self._write_weights(WEIGHTS)
+        if self.state.peak_memory:
+            record["peak_memory"] = self.state.peak_memory
         if self.log is not None:
             self.log.sync()
             self.folder.write_record(record)

@@ -85,6 +85,19 @@ class Folder:
         split = {key: torch.view_as_real(value).contiguous() for key, value in state.items() if value.is_complex()}
         files.write(self.path / name, save(state | split, {"format": "pt", "complex": json.dumps(sorted(split))}))
 
+    def write_file(self, name: str, content: bytes) -> None:
+        """Anything else that belongs to the run."""
+        files.write(self.path / name, content)
+
+    def best_weights(self) -> dict[str, Tensor]:
+        """The state dict of the best evaluation."""
+        from safetensors import safe_open
+
+        with safe_open(self.path / BEST, framework="pt") as file:
+            state = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+            pairs = json.loads(file.metadata()["complex"])
+        return state | {key: torch.view_as_complex(state[key]) for key in pairs}
+
     def last_checkpoint(self) -> Path | None:
         """The newest checkpoint, if there is one."""
         return next(iter(checkpoint.listed(self.checkpoints)), None)

@@ -27,6 +27,7 @@ class State:
         best: the best evaluation: metric, value and step.
         crossings: when the training loss first fell to each threshold.
         final: the last metrics of each split.
+        peak_memory: the most bytes that training took on a GPU; 0 elsewhere.
     """
 
     step: int = 0
@@ -35,6 +36,7 @@ class State:
     best: dict[str, Any] | None = None
     crossings: dict[str, int | None] = field(default_factory=dict)
     final: dict[str, dict[str, float]] = field(default_factory=dict)
+    peak_memory: int = 0
 
     def save(self, folder: Folder, group: Group, model: nn.Module, optimizer: Optimizer, meter: Meter) -> None:
         """Writes a checkpoint; what is not finite raises, and nothing is written."""

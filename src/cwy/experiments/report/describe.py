@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .runs import Run
 
@@ -53,6 +53,14 @@ class Column:
     absent: str = "–"
 
 
+class Picture(NamedTuple):
+    """An image that is shown as it is: the end of its file name, its bytes, and what it shows, in words."""
+
+    name: str
+    content: bytes
+    text: str
+
+
 @dataclass(frozen=True)
 class Series:
     """Runs that differ by their seed alone."""
@@ -77,12 +85,14 @@ class Description:
 
     Args:
         title: the task's name in words.
-        panels: the settings that set apart what is drawn and tabulated together, with the letters they go by.
+        panels: the settings that set apart what is drawn and tabulated together, with the letters they go by; "" for those
+            that are named by their value alone.
         curves: the figures of a panel.
         columns: the numbers of the summary.
         finding: one sentence on what a panel's series show, true for their numbers.
         published: what was published of a method with such settings, if anything.
         about: one or two sentences on the task and the published claim.
+        pictures: what a panel's series show beside the curves.
     """
 
     title: str
@@ -92,6 +102,7 @@ class Description:
     finding: Callable[[Sequence[Series]], str]
     panels: dict[str, str] = field(default_factory=dict)
     published: Callable[[Config], str | None] = lambda config: None
+    pictures: Callable[[Sequence[Series]], list[Picture]] = lambda series: []
 
 
 # Until a task says more.

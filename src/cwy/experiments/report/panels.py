@@ -11,7 +11,10 @@ from .runs import Run
 # What may differ between two runs of one curve.
 INCIDENTAL = {"seed", "recipe", "device", "compile", "log_every", "evaluate_every", "save_every"}
 LETTERS = {"hidden_size": "N", "reflections": "L"}
-ORDER = ("cwy", "tcwy", "hr", "exprnn", "dtriv", "scornn", "urnn", "eurnn", "lstm", "gru", "rnn")
+ORDER = (
+    "cwy", "tcwy", "hr", "exprnn", "dtriv", "scornn", "urnn", "eurnn", "own", "rgd", "rgd-c-c", "rgd-e-c", "rgd-c-qr",
+    "rgd-e-qr", "rgd-adam", "orth-init", "glorot", "zeros", "lstm", "gru", "rnn", "convlstm",
+)  # fmt: skip
 """The order of rows and legends; others follow by name."""
 
 
@@ -31,7 +34,8 @@ class Panel:
     @property
     def title(self) -> str:
         """The task, and what sets this panel apart, as in "Copying, T = 1000"."""
-        sizes = [f"{letter} = {self.config[key]}" for key, letter in self.description.panels.items() if key in self.config]
+        named = lambda letter, value: f"{letter} = {value}" if letter else str(value)
+        sizes = [named(letter, self.config[key]) for key, letter in self.description.panels.items() if key in self.config]
         return ", ".join([self.description.title, *sizes])
 
     @property

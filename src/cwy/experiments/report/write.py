@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 import os
 from collections.abc import Sequence
+from html import escape
 from itertools import chain
 from pathlib import Path
 
 from . import figure
+from .describe import Picture
 from .page import page
 from .panels import Panel, arrange
 from .runs import Run
@@ -22,7 +25,12 @@ def write(runs: Sequence[Run], out: Path) -> list[Path]:
     files: dict[str, bytes] = {}
     for name, one, _ in chain.from_iterable(drawn.values()):
         files |= {f"{name}.png": figure.png(one), f"{name}.svg": figure.svg(one).encode()}
-    inlined = {slug: [figure.inline(one, name, text) for name, one, text in figures] for slug, figures in drawn.items()}
+    shown = {panel.slug: panel.description.pictures(panel.series) for panel in panels}
+    files |= {f"{slug}-{one.name}": one.content for slug, pictures in shown.items() for one in pictures}
+    inlined = {
+        slug: [*(figure.inline(one, name, text) for name, one, text in figures), *map(_image, shown[slug])]
+        for slug, figures in drawn.items()
+    }
     files = {PAGE: page(panels, inlined).encode(), **files}
     for name, content in files.items():
         _replace(out / name, content)
@@ -30,8 +38,9 @@ def write(runs: Sequence[Run], out: Path) -> list[Path]:
 
 
 def elements(panel: Panel) -> list[str]:
-    """A panel's figures as SVG elements of a page."""
-    return [figure.inline(drawn, name, text) for name, drawn, text in _figures(panel)]
+    """A panel's figures and pictures as elements of a page."""
+    figures = [figure.inline(drawn, name, text) for name, drawn, text in _figures(panel)]
+    return [*figures, *map(_image, panel.description.pictures(panel.series))]
 
 
 def _figures(panel: Panel) -> list[tuple[str, figure.Figure, str]]:
@@ -41,6 +50,12 @@ def _figures(panel: Panel) -> list[tuple[str, figure.Figure, str]]:
         for curve in panel.description.curves
         if panel.drawn(curve)
     ]
+
+
+def _image(picture: Picture) -> str:
+    kind, text = picture.name.rpartition(".")[2], escape(picture.text)
+    data = base64.b64encode(picture.content).decode()
+    return f'<img src="data:image/{kind};base64,{data}" alt="{text}"><figcaption class="note">{text}</figcaption>'
 
 
 def _replace(path: Path, content: bytes) -> None:

@@ -1,5 +1,6 @@
-"""The op ``rollout``: a whole recurrence over time."""
+"""The ops ``rollout`` and ``conv_rollout``: a whole recurrence over time."""
 
+from .convolution import conv_rollout
 from .functions import rollout
 
-__all__ = ["rollout"]
+__all__ = ["conv_rollout", "rollout"]

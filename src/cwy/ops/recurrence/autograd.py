@@ -7,12 +7,13 @@ import importlib
 import torch
 from torch import Tensor
 from torch.autograd import Function
+from torch.nn.functional import conv_transpose2d
 
 from ..precision import below_autograd, define, in_full_precision
 from . import bptt
 from .bptt import Rollout
 from .nonlinearities import named
-from .transition import of
+from .transition import half, mapped_back, of
 
 
 def rollout(
@@ -51,17 +52,17 @@ def _forward(x, h0, q, bias, weight, *how):
 
 
 def _forward_fake(x, h0, q, bias, weight, nonlinearity, sizes, memory, last, loops):
-    total, n = x.shape[0], h0.shape[-1]
+    total, shape = x.shape[0], h0.shape[1:]
     plan = _plan(q, bias, weight, nonlinearity, sizes, memory, last, loops)
     chunks = [sizes[start:stop] for start, stop in plan.chunks]
     signs = torch.empty(0, dtype=torch.uint8, device=x.device)
     if plan.f.keeps_z and memory == "store":
-        signs = h0.new_empty(total, n)
+        signs = h0.new_empty(total, *shape)
     elif plan.f.keeps_z and memory == "reversible":
-        signs = torch.empty(sum(-(-sum(chunk) * n // 8) for chunk in chunks), dtype=torch.uint8, device=x.device)
+        signs = torch.empty(sum(-(-sum(chunk) * shape.numel() // 8) for chunk in chunks), dtype=torch.uint8, device=x.device)
     starts = sum(chunk[0] for chunk in chunks) if memory == "checkpoint" else 0
-    states = h0.new_empty(plan.kept_states, n)
-    return states, torch.empty_like(h0), signs, h0.new_empty(starts, n)
+    states = h0.new_empty(plan.kept_states, *shape)
+    return states, torch.empty_like(h0), signs, h0.new_empty(starts, *shape)
 
 
 def _backward(g, gn, x, h0, q, bias, weight, states, hn, signs, starts, *how):
@@ -72,7 +73,7 @@ def _backward(g, gn, x, h0, q, bias, weight, states, hn, signs, starts, *how):
 
 def _backward_fake(g, gn, x, h0, q, bias, weight, states, hn, signs, starts, nonlinearity, sizes, memory, last, loops):
     empty = h0.new_empty(0)
-    dx = h0.new_empty(sum(sizes), h0.shape[-1] if weight is None else weight.shape[1])
+    dx = h0.new_empty(sum(sizes), *(h0 if weight is None else x).shape[1:])
     rest = [empty if p is None else torch.empty_like(p) for p in (bias, weight)]
     return [dx, torch.empty_like(h0), *rest, *(torch.empty_like(p) for p in q)]
 
@@ -116,24 +117,28 @@ def _differentiable_backward(g, gn, x, h0, q, bias, weight, states, signs, how):
     f, values = named(nonlinearity, h0), states.split(sizes)
     z = signs.split(sizes) if f.keeps_z else [None] * len(sizes)
     grads = [torch.zeros_like(v) for v in values] if g is None else g.split(sizes)
-    carry, deltas = h0.new_zeros(0, h0.shape[-1]), []
+    carry, deltas = torch.zeros_like(h0[:0]), []
     for t in range(len(sizes) - 1, -1, -1):
         after = carry.shape[0]
-        ending = h0.new_zeros(sizes[t] - after, h0.shape[-1]) if gn is None else gn[after : sizes[t]]
+        ending = h0.new_zeros(sizes[t] - after, *h0.shape[1:]) if gn is None else gn[after : sizes[t]]
         delta = f.back(grads[t] + torch.cat([carry, ending]), values[t], z[t], bias if f.threshold else None)
         carry = multiply_adjoint(q, delta)
         deltas.append(delta)
     delta = torch.cat(deltas[::-1])
     before = torch.cat([h0[: sizes[0]], *(v[:size] for v, size in zip(values, sizes[1:], strict=False))])
     along = torch.sgn(states).conj() * delta if f.threshold else delta
-    dbias = None if bias is None else (along.real if along.is_complex() and not bias.is_complex() else along).sum(0)
-    dweight = None if weight is None else delta.mT @ x.conj()
-    return (delta if weight is None else delta @ weight.conj()), carry, of(q).grad(delta, before), dbias, dweight
+    dbias = (
+        None
+        if bias is None
+        else (along.real if along.is_complex() and not bias.is_complex() else along).sum_to_size(bias.shape)
+    )
+    dx, dweight = (delta, None) if weight is None else mapped_back(delta, x, weight)
+    return dx, carry, of(q).grad(delta, before), dbias, dweight
 
 
 def multiply_adjoint(q, delta):
     if len(q) == 1:
-        return delta @ q[0].conj()
+        return delta @ q[0].conj() if q[0].dim() == 2 else conv_transpose2d(delta, q[0], padding=half(q[0]))
     w, y, d = q
     return delta * d.conj() - (delta @ w.conj()) @ y.mT
 

@@ -20,14 +20,15 @@ import torch
 from torch import Tensor
 
 from .nonlinearities import Nonlinearity
-from .transition import Transition
+from .transition import Transition, mapped, mapped_back
 
 
 @dataclass(frozen=True)
 class Rollout:
     """One recurrence: its constants, the rows of each step, and what is kept.
 
-    Tensors over time are flat, ``(sum of sizes, N)``; those of x may have K columns that ``weight (N, K)`` maps.
+    Tensors over time are flat, ``(sum of sizes, N)``; those of x may have K columns that ``weight (N, K)`` maps. Of a
+    convolution they are images, ``(sum of sizes, C, H, W)``.
     """
 
     transition: Transition
@@ -52,15 +53,15 @@ class Rollout:
 
     def inputs(self, rows: Tensor) -> Tensor:
         """What is added to Qh, but for the bias, at each row of a chunk of x."""
-        return rows if self.weight is None else torch.nn.functional.linear(rows, self.weight)
+        return rows if self.weight is None else mapped(rows, self.weight)
 
 
 def forward(x: Tensor, h0: Tensor, rollout: Rollout) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The states of every step (empty if none is wanted), each sequence's last state, and what the adjoint needs."""
     sizes, f, memory = rollout.sizes, rollout.f, rollout.memory
-    total, n = sum(sizes), h0.shape[-1]
-    states = h0.new_empty(rollout.kept_states, n)
-    z = h0.new_empty(total, n) if f.keeps_z and memory == "store" else None
+    total, shape = sum(sizes), h0.shape[1:]
+    states = h0.new_empty(rollout.kept_states, *shape)
+    z = h0.new_empty(total, *shape) if f.keeps_z and memory == "store" else None
     bits, starts, ended = [], [], []
     h, at = h0, 0
     for start, stop in rollout.chunks:
@@ -68,7 +69,7 @@ def forward(x: Tensor, h0: Tensor, rollout: Rollout) -> tuple[Tensor, Tensor, Te
         size = sum(chunk)
         into = states[at : at + size] if rollout.kept_states else None
         signs = f.keeps_z and memory == "reversible"
-        before = z[at : at + size] if z is not None else h0.new_empty(size, n) if signs else None
+        before = z[at : at + size] if z is not None else h0.new_empty(size, *shape) if signs else None
         if memory == "checkpoint":
             starts.append(h[: chunk[0]])
         end = rollout.loops.run(rollout.inputs(x[at : at + size]), h, into, before, chunk, rollout.transition, f, rollout.bias)
@@ -81,7 +82,7 @@ def forward(x: Tensor, h0: Tensor, rollout: Rollout) -> tuple[Tensor, Tensor, Te
     hn = h0.clone() if not ended else ended[0] if len(ended) == 1 else torch.cat(ended[::-1])
     if z is None:
         z = torch.cat(bits) if bits else torch.empty(0, dtype=torch.uint8, device=x.device)
-    return states, hn, z, torch.cat(starts) if starts else h0.new_empty(0, n)
+    return states, hn, z, torch.cat(starts) if starts else h0.new_empty(0, *shape)
 
 
 def _pack(signs: Tensor) -> Tensor:
@@ -90,9 +91,9 @@ def _pack(signs: Tensor) -> Tensor:
     return (flat << torch.arange(8, dtype=torch.uint8, device=signs.device)).sum(-1, dtype=torch.uint8)
 
 
-def _unpack(bits: Tensor, shape: tuple[int, int]) -> Tensor:
+def _unpack(bits: Tensor, shape: tuple[int, ...]) -> Tensor:
     flat = (bits[:, None] >> torch.arange(8, dtype=torch.uint8, device=bits.device)) & 1
-    return flat.reshape(-1)[: shape[0] * shape[1]].reshape(shape).bool()
+    return flat.reshape(-1)[: math.prod(shape)].reshape(shape).bool()
 
 
 def backward(
@@ -100,13 +101,13 @@ def backward(
     signs: Tensor, starts: Tensor,
 ) -> tuple[Tensor, Tensor, list[Tensor], Tensor | None, Tensor | None]:  # fmt: skip
     """Gradients of x, h0, the transition's tensors, bias and weight; ``x`` may be None if every state was stored."""
-    sizes, f, weight, memory, n = rollout.sizes, rollout.f, rollout.weight, rollout.memory, h0.shape[-1]
+    sizes, f, weight, memory, shape = rollout.sizes, rollout.f, rollout.weight, rollout.memory, h0.shape[1:]
     total = sum(sizes)
-    dx = h0.new_empty(total, n if weight is None else weight.shape[1])
+    dx = h0.new_empty(total, *(shape if x is None or weight is None else x.shape[1:]))
     dweight = dbias = None
     dq: list[Tensor] = []
     # Of the step after a chunk: its states before it, and the gradient that reaches them.
-    h, carry = hn[:0], h0.new_zeros(0, n)
+    h, carry = hn[:0], h0.new_zeros(0, *shape)
     at, bit, first = total, signs.shape[0], starts.shape[0]
     for start, stop in reversed(rollout.chunks):
         chunk = sizes[start:stop]
@@ -119,15 +120,15 @@ def backward(
         elif memory == "checkpoint":
             first -= chunk[0]
             before = starts[first : first + chunk[0]]
-            z = h0.new_empty(size, n) if f.keeps_z else None
-            known = None if f.keeps_z else h0.new_empty(size, n)
+            z = h0.new_empty(size, *shape) if f.keeps_z else None
+            known = None if f.keeps_z else h0.new_empty(size, *shape)
             rollout.loops.run(rollout.inputs(part), before, known, z, chunk, rollout.transition, f, rollout.bias)
         else:
             negative = None
             if f.keeps_z:
-                used = -(-size * n // 8)
+                used = -(-size * shape.numel() // 8)
                 bit -= used
-                negative = _unpack(signs[bit : bit + used], (size, n))
+                negative = _unpack(signs[bit : bit + used], (size, *shape))
             known, before = rollout.loops.recover(
                 rollout.inputs(part), h, hn, negative, chunk, rollout.transition, rollout.bias
             )
@@ -135,7 +136,7 @@ def backward(
             h = before
         if z is not None and not (memory == "store" and rollout.kept_states):
             known = f.define(z, rollout.bias if f.threshold else None)
-        deltas = dx[at : at + size] if weight is None else h0.new_empty(size, n)
+        deltas = dx[at : at + size] if weight is None else h0.new_empty(size, *shape)
         outside = None if g is None else g[at : at + size]
         transition, loops = rollout.transition, rollout.loops
         carry, along = loops.adjoint(outside, carry, gn, deltas, known, z, chunk, transition, f, rollout.bias)
@@ -143,8 +144,7 @@ def backward(
         dq = [whole.add_(more) for whole, more in zip(dq, found, strict=True)] if dq else list(found)
         dbias = along if dbias is None else dbias.add_(along)
         if weight is not None:
-            torch.mm(deltas, weight.conj(), out=dx[at : at + size])
-            more = deltas.mT @ part.conj()
+            dx[at : at + size], more = mapped_back(deltas, part, weight)
             dweight = more if dweight is None else dweight.add_(more)
     if sizes:
         return dx, carry, dq, dbias, dweight

@@ -14,7 +14,7 @@ from . import autograd, loops, shapes
 from .nonlinearities import NONLINEARITIES, Nonlinearity
 from .product import product
 from .shapes import ADJOINT, FORWARD, RECOVER
-from .transition import Formed, Transition
+from .transition import Formed, Matrix
 
 if TYPE_CHECKING:
     from .functions import Request
@@ -85,7 +85,7 @@ class _Tensors(ctypes.Structure):
 
 
 def run(
-    x: Tensor, h: Tensor, states: Tensor | None, z: Tensor | None, sizes: list[int], q: Transition, f: Nonlinearity,
+    x: Tensor, h: Tensor, states: Tensor | None, z: Tensor | None, sizes: list[int], q: Matrix, f: Nonlinearity,
     bias: Tensor | None,
 ) -> Tensor:  # fmt: skip
     """As :func:`loops.run`."""
@@ -96,7 +96,7 @@ def run(
 
 def adjoint(
     g: Tensor | None, carry: Tensor, gn: Tensor | None, deltas: Tensor, states: Tensor, z: Tensor | None, sizes: list[int],
-    q: Transition, f: Nonlinearity, bias: Tensor | None,
+    q: Matrix, f: Nonlinearity, bias: Tensor | None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """As :func:`loops.adjoint`."""
     tail = None if gn is None and not carry.shape[0] else loops.ending(carry, gn, sizes[0])
@@ -108,7 +108,7 @@ def adjoint(
 
 
 def recover(
-    x: Tensor, h: Tensor, hn: Tensor, negative: Tensor | None, sizes: list[int], q: Transition, bias: Tensor | None
+    x: Tensor, h: Tensor, hn: Tensor, negative: Tensor | None, sizes: list[int], q: Matrix, bias: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """As :func:`loops.recover`."""
     tail = torch.cat([h, hn[h.shape[0] : sizes[0]]])
@@ -118,7 +118,7 @@ def recover(
     return z, end
 
 
-def gradient(q: Transition, deltas: Tensor, states: Tensor, before: Tensor, sizes: list[int]) -> tuple[Tensor, ...]:
+def gradient(q: Matrix, deltas: Tensor, states: Tensor, before: Tensor, sizes: list[int]) -> tuple[Tensor, ...]:
     """As :func:`loops.gradient`."""
     if sizes[0] != sizes[-1]:
         values = states.split(sizes)
@@ -131,7 +131,7 @@ def gradient(q: Transition, deltas: Tensor, states: Tensor, before: Tensor, size
     return -dw, -dy, (deltas * previous).sum(0)
 
 
-def _launch(mode: int, q: Transition, f: Nonlinearity, sizes: list[int], **tensors: Tensor | None) -> None:
+def _launch(mode: int, q: Matrix, f: Nonlinearity, sizes: list[int], **tensors: Tensor | None) -> None:
     given = {name: t.contiguous() for name, t in tensors.items() if t is not None}
     n, batch, device = given["end"].shape[-1], sizes[0], given["one"].device
     packed, down = sizes[0] != sizes[-1], mode != FORWARD

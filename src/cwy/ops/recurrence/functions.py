@@ -35,7 +35,8 @@ class Request:
     compiling: bool = False
 
 
-def _by_hand(request: Request) -> str | None:
+def by_hand(request: Request) -> str | None:
+    """Why the adjoint written by hand can't serve, or None if it can."""
     if request.transformed is not None:
         return request.transformed
     if request.nonlinearity not in NONLINEARITIES:
@@ -43,7 +44,8 @@ def _by_hand(request: Request) -> str | None:
     return None
 
 
-def _by_autograd(request: Request) -> str | None:
+def by_autograd(request: Request) -> str | None:
+    """Why autograd can't serve, or None if it can."""
     return None if request.memory == "store" else f"autograd stores every state, and memory is {request.memory!r}"
 
 
@@ -51,8 +53,8 @@ dispatch.provide(
     "rollout",
     dispatch.Backend("cuda", cuda, "float32 up to N = 1024 on a GPU: kernels that hold Q on chip", cuda.why_not),
     dispatch.Backend("cudnn", cudnn, "relu and tanh on a GPU: torch's fused RNN", cudnn.why_not, cudnn.why_pass),
-    dispatch.Backend("torch", autograd, "the loop and its adjoint by hand; CUDA graphs on a GPU", _by_hand),
-    dispatch.Backend("reference", reference, "a loop and autograd: the definition; torch.func, callables", _by_autograd),
+    dispatch.Backend("torch", autograd, "the loop and its adjoint by hand; CUDA graphs on a GPU", by_hand),
+    dispatch.Backend("reference", reference, "a loop and autograd: the definition; torch.func, callables", by_autograd),
 )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ _KEPT = 64
 
 _graphs: OrderedDict[Hashable, _Graph] = OrderedDict()
 _lock = threading.Lock()
+_held_off = 0
 
 
 class _Graph:
@@ -37,9 +39,22 @@ class _Graph:
         return self._made
 
 
+@contextmanager
+def off() -> Iterator[None]:
+    """Nothing is recorded or replayed inside, in any thread: for a caller who is about to record the whole."""
+    global _held_off
+    _held_off += 1
+    try:
+        yield
+    finally:
+        _held_off -= 1
+
+
 def worth(x: Tensor, sizes: list[int]) -> bool:
     """Whether steps of equal size on a GPU can be recorded: not while the caller is recording a graph of its own."""
-    return x.is_cuda and len(sizes) >= BLOCKS[-1] and sizes[0] == sizes[-1] and not torch.cuda.is_current_stream_capturing()
+    if not x.is_cuda or _held_off or torch.cuda.is_current_stream_capturing():
+        return False
+    return len(sizes) >= BLOCKS[-1] and sizes[0] == sizes[-1]
 
 
 def blocks(steps: int) -> Iterator[tuple[int, int]]:

@@ -25,7 +25,7 @@ def run(
 ) -> Tensor:  # fmt: skip
     """Writes the states and z of all steps, where they are wanted, from the states before; returns each last one, anew."""
     if states is None and z is None:
-        states = h.new_empty(sum(sizes), h.shape[-1])
+        states = h.new_empty(sum(sizes), *h.shape[1:])
     if not graphs.worth(x, sizes):
         return _run(x, h, states, z, sizes, q, f, bias).clone()
     batch, parts = sizes[0], len(q)
@@ -81,7 +81,7 @@ def adjoint(
         return before, None
     # Along the phase of h, modReLU has derivative 1: its threshold's gradient is that of |z|.
     along = (torch.sgn(states).conj() * deltas) if f.threshold else deltas
-    return before, (along.real if along.is_complex() and not bias.is_complex() else along).sum(0)
+    return before, (along.real if along.is_complex() and not bias.is_complex() else along).sum_to_size(bias.shape)
 
 
 def ending(carry: Tensor, gn: Tensor | None, batch: int) -> Tensor:
@@ -89,7 +89,7 @@ def ending(carry: Tensor, gn: Tensor | None, batch: int) -> Tensor:
     after = carry.shape[0]
     if after == batch:
         return carry
-    rest = carry.new_zeros(batch - after, carry.shape[1]) if gn is None else gn[after:batch]
+    rest = carry.new_zeros(batch - after, *carry.shape[1:]) if gn is None else gn[after:batch]
     return torch.cat([carry, rest]) if after else rest
 
 
@@ -144,7 +144,7 @@ def recover(
     x: Tensor, h: Tensor, hn: Tensor, negative: Tensor | None, sizes: list[int], q: Transition, bias: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """z of all steps from the state after them, and the state before; ``hn`` has those of sequences that end here."""
-    recovered = hn.new_empty(sum(sizes), hn.shape[-1])
+    recovered = hn.new_empty(sum(sizes), *hn.shape[1:])
     inputs, values = x.split(sizes), recovered.split(sizes)
     flips = None if negative is None else negative.split(sizes)
     for t in range(len(sizes) - 1, -1, -1):

@@ -9,12 +9,13 @@ from torch import Tensor
 
 from ..precision import in_full_precision
 from .nonlinearities import NONLINEARITIES
+from .transition import mapped
 
 
 def multiply(q: list[Tensor], h: Tensor) -> Tensor:
-    """$Qh$ for each row of h, from Q or from its factors w, y, d."""
+    """$Qh$ for each row of h, from Q, from its factors w, y, d, or as a convolution with a kernel."""
     if len(q) == 1:
-        return h @ q[0].mT
+        return h @ q[0].mT if q[0].dim() == 2 else mapped(h, q[0])
     w, y, d = q
     return h * d - (h @ y.conj()) @ w.mT
 
@@ -28,7 +29,7 @@ def rollout(
     h, states, ended = h0, [], []
     for t, xt in enumerate(x.split(sizes)):
         ended.append(h[sizes[t] :])
-        z = multiply(q, h[: sizes[t]]) + (xt if weight is None else xt @ weight.mT)
+        z = multiply(q, h[: sizes[t]]) + (xt if weight is None else mapped(xt, weight))
         if callable(nonlinearity):
             h = nonlinearity(z if bias is None else z + bias)
         else:
@@ -36,4 +37,4 @@ def rollout(
             h = f.define(z if bias is None or f.threshold else z + bias, bias)
         states.append(h)
     hn = torch.cat([h, *reversed(ended)]) if any(e.shape[0] for e in ended) else h
-    return torch.cat(states) if states and not last else h0.new_empty(0, h0.shape[-1]), hn
+    return torch.cat(states) if states and not last else h0[:0].clone(), hn

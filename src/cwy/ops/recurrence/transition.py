@@ -1,7 +1,7 @@
-r"""The transition as the loop sees it: formed, or as $\mathrm{diag}(d) - W Y^H$.
+r"""The transition as the loop sees it: formed, as $\mathrm{diag}(d) - W Y^H$, or a convolution.
 
-Rows are vectors: ``h (B, N)``. Each has ``step`` ($x + Qh$), ``back`` ($g + Q^H\delta$) and ``grad``, the gradient of its
-tensors from all deltas and the states before them, in one matrix product each.
+Rows are vectors, ``h (B, N)``, or images, ``h (B, C, H, W)``. Each has ``step`` ($x + Qh$), ``back`` ($g + Q^H\delta$) and
+``grad``, the gradient of its tensors from all deltas and the states before them, in one call each.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import conv2d, conv_transpose2d, linear
 
 
 class Formed(NamedTuple):
@@ -49,8 +50,49 @@ class Factored(NamedTuple):
         return dw, dy, (deltas * before.conj()).sum(0)
 
 
-Transition = Formed | Factored
+class Convolved(NamedTuple):
+    """Convolution with a kernel ``(C, C, q, q)``, q odd, of images that are zero beyond their borders."""
+
+    kernel: Tensor
+
+    def step(self, x: Tensor, h: Tensor, out: Tensor) -> None:
+        torch.add(x, conv2d(h, self.kernel, padding=half(self.kernel)), out=out)
+
+    def back(self, g: Tensor, delta: Tensor, out: Tensor) -> None:
+        torch.add(g, conv_transpose2d(delta, self.kernel, padding=half(self.kernel)), out=out)
+
+    def grad(self, deltas: Tensor, before: Tensor) -> tuple[Tensor, ...]:
+        return (kernel_gradient(self.kernel, deltas, before),)
+
+
+Matrix = Formed | Factored
+Transition = Matrix | Convolved
 
 
 def of(tensors: list[Tensor]) -> Transition:
-    return Formed(*tensors) if len(tensors) == 1 else Factored(*tensors)
+    if len(tensors) > 1:
+        return Factored(*tensors)
+    return Convolved(*tensors) if tensors[0].dim() == 4 else Formed(*tensors)
+
+
+def half(kernel: Tensor) -> list[int]:
+    """The padding with which images keep their size."""
+    return [size // 2 for size in kernel.shape[-2:]]
+
+
+def kernel_gradient(kernel: Tensor, deltas: Tensor, x: Tensor) -> Tensor:
+    """The gradient of a kernel from that of its convolution with x, in one call over all rows; differentiable."""
+    backward = torch.ops.aten.convolution_backward
+    return backward(deltas, x, kernel, None, [1, 1], half(kernel), [1, 1], False, [0, 0], 1, [False, True, False])[1]
+
+
+def mapped(x: Tensor, weight: Tensor) -> Tensor:
+    """The input map: a product with a matrix ``(N, K)``, or a convolution with a kernel ``(C, K, q, q)``."""
+    return linear(x, weight) if weight.dim() == 2 else conv2d(x, weight, padding=half(weight))
+
+
+def mapped_back(deltas: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of x and of the weight; differentiable."""
+    if weight.dim() == 2:
+        return deltas @ weight.conj(), deltas.mT @ x.conj()
+    return conv_transpose2d(deltas, weight, padding=half(weight)), kernel_gradient(weight, deltas, x)

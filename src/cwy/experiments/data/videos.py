@@ -1,0 +1,150 @@
+"""Videos as one array of grey frames: decoded once, kept with hashes, read again without a decoder."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+from ..engine import files
+from .fetch import DataError, digest
+
+VERSION = "1"
+"""Of how frames are made; a cache of another one is made anew."""
+SIDE = 128
+SPLITS = ("train", "validation", "test")
+
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Videos:
+    """Sequences of frames.
+
+    Attributes:
+        frames: uint8 ``(F, H, W)``, all sequences behind one another.
+        sequences: of each split, where sequences start and stop among the frames.
+    """
+
+    frames: Tensor
+    sequences: dict[str, list[Span]]
+
+    def lengths(self, split: str) -> list[int]:
+        """Frames of each sequence."""
+        return [stop - start for start, stop in self.sequences[split]]
+
+
+def frames_root() -> Path:
+    """The folder of decoded videos: ``$CWY_FRAMES``, or ``cwy/frames`` in the user's cache folder."""
+    if named := os.environ.get("CWY_FRAMES"):
+        return Path(named)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cwy" / "frames"
+
+
+def kept(name: str) -> bool:
+    """Whether decoded videos of this name are in the cache."""
+    return _path(name).exists()
+
+
+def cached(name: str, sources: Mapping[str, Path], make: Callable[[], Videos]) -> Videos:
+    """The videos that ``make`` decodes from the sources; from the cache, if it was made of the very same files.
+
+    Args:
+        name: of the file in :func:`frames_root`.
+        sources: every file that the frames are made of. Where none is here, the cache is taken as it is.
+        make: decodes.
+    """
+    path = _path(name)
+    of = {key: digest(source) for key, source in sources.items()}
+    if path.exists():
+        videos, made_of = read(path)
+        if not sources or made_of == {"version": VERSION, "sources": of}:
+            return videos
+    videos = make()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write(path, videos, {"version": VERSION, "sources": of})
+    except OSError as error:
+        raise DataError(f"cannot keep decoded videos at {path}: {error}. Set CWY_FRAMES to a folder for them.") from error
+    return videos
+
+
+def write(path: Path, videos: Videos, made_of: dict) -> None:
+    """Keeps videos in a file, with their own hash and what they are made of."""
+    from safetensors.torch import save
+
+    frames = videos.frames.contiguous()
+    about = {"sequences": videos.sequences, "made_of": made_of, "sha256": _sha256(frames)}
+    files.write(path, save({"frames": frames}, {"cwy": json.dumps(about)}))
+
+
+def read(path: Path) -> tuple[Videos, dict]:
+    """The videos in a file, and what they are made of; a damaged file is refused by name."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            about, frames = json.loads(file.metadata()["cwy"]), file.get_tensor("frames")
+        if _sha256(frames) != about["sha256"]:
+            raise ValueError("its frames are not those of its hash")
+    except (SafetensorError, ValueError, KeyError, TypeError, OSError) as error:
+        raise DataError(f"{path} is damaged: {error}. Delete it, to decode the videos anew.") from None
+    return Videos(frames, {k: [tuple(span) for span in spans] for k, spans in about["sequences"].items()}), about["made_of"]
+
+
+def decode(path: Path) -> Tensor:
+    """Every frame of a video, grey, uint8 ``(F, H, W)``; what can't be decoded is refused by name."""
+    try:
+        import av
+    except ImportError:
+        raise DataError(
+            'decoding videos needs PyAV. To install:\n\n    pip install "cwy[video]"\n\n'
+            "Or decode them elsewhere (`cwy data decode`), and set CWY_FRAMES to a copy of the folder with the frames."
+        ) from None
+    import numpy as np
+
+    try:
+        with av.open(str(path)) as video:
+            grey = [frame.to_ndarray(format="gray") for frame in video.decode(video=0)]
+    except (av.FFmpegError, IndexError) as error:
+        raise DataError(f"{path} can't be decoded: {error}. Get it anew.") from error
+    if not grey:
+        raise DataError(f"{path} has no frames. Get it anew.")
+    return torch.from_numpy(np.stack(grey))
+
+
+def square(frames: Tensor) -> Tensor:
+    """The middle square of each frame, resized to SIDE x SIDE, bilinearly."""
+    height, width = frames.shape[-2:]
+    side = min(height, width)
+    top, left = (height - side) // 2, (width - side) // 2
+    cut = frames[:, top : top + side, left : left + side]
+    resized = interpolate(cut[:, None].float(), (SIDE, SIDE), mode="bilinear", align_corners=False)
+    return resized[:, 0].round_().to(torch.uint8)
+
+
+def assemble(parts: dict[str, list[Tensor]]) -> Videos:
+    """Sequences of each split, put behind one another."""
+    frames, sequences, at = [], {}, 0
+    for split, theirs in parts.items():
+        spans = sequences[split] = []
+        for part in theirs:
+            frames.append(part)
+            spans.append((at, at + len(part)))
+            at += len(part)
+    return Videos(torch.cat(frames), sequences)
+
+
+def _path(name: str) -> Path:
+    return frames_root() / f"{name}.safetensors"
+
+
+def _sha256(frames: Tensor) -> str:
+    return hashlib.sha256(frames.numpy().data).hexdigest()

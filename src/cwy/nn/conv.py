@@ -1,0 +1,237 @@
+"""ConvNERU: a convolutional recurrence whose states and gradients can't explode."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from difflib import get_close_matches
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from .. import ops
+from ..api import orthogonal
+from ..init import haar
+from ..ops import dispatch
+from ..ops.recurrence.functions import check_choices
+from ..ops.recurrence.nonlinearities import NONLINEARITIES
+from ..registry import METHODS
+from .images import Images, check_sizes
+
+Activation = str | Callable[[Tensor], Tensor]
+
+FREE = ("zeros", "glorot", "orth-init")
+"""Kernels without a constraint: none at all, Glorot's initial values, or a start on the manifold."""
+
+
+class _Kernels(nn.Module):
+    """Input kernel, transition and bias of a layer, made and read by name; mixed into the layer and the cell."""
+
+    in_channels: int
+    hidden_channels: int
+    kernel_size: int
+
+    def _set_up(self, nonlinearity: Activation, bias: bool, method: str, init: Any, like: dict[str, Any]) -> None:
+        call = type(self).__name__
+        check_choices(call, nonlinearity, "all", "store")
+        known = [*(name for name, m in METHODS.items() if m.kind != "square" and m.real), *FREE]
+        if method not in known:
+            near = get_close_matches(str(method), known, n=2)
+            hint = f"Did you mean {' or '.join(map(repr, near))}? " if near else ""
+            raise ValueError(f"{call}: method {method!r} is none for kernels. {hint}Known: {', '.join(known)}.")
+        if method in FREE and init is not None:
+            raise ValueError(f"{call}: init belongs to constrained kernels, and method is {method!r}. Leave it out.")
+        self.nonlinearity, self.bias, self.method, self._init, self._like = nonlinearity, bias, method, init, like
+
+    @property
+    def _threshold(self) -> bool:
+        return self.nonlinearity == "modrelu"
+
+    def _add(self, suffix: str, channels: int) -> None:
+        f, q = self.hidden_channels, self.kernel_size
+        bound = 1 / math.sqrt(channels * q * q)
+        self.register_parameter(f"weight_ih{suffix}", _uniform(bound, f, channels, q, q, **self._like))
+        if self.method != "zeros":
+            name = f"weight_hh{suffix}"
+            if self.method == "glorot":
+                weight = _uniform(math.sqrt(3 / (q * q * f)), f, q * q * f, **self._like)
+            else:
+                weight = nn.Parameter(haar(q * q * f, f, **self._like).mT.contiguous())
+            self.register_parameter(name, weight)
+            if self.method not in FREE:
+                orthogonal(self, name, self.method, init=self._init)
+        if self.bias:
+            self.register_parameter(f"bias_ih{suffix}", _uniform(0.01 if self._threshold else bound, f, **self._like))
+
+    def kernel(self, layer: int | None = None) -> Tensor:
+        r"""The transition K of a layer, ``(f, f, q, q)``: q times its flattened rows are $q\hat K^\top$, on the manifold."""
+        f, q, suffix = self.hidden_channels, self.kernel_size, "" if layer is None else f"_l{layer}"
+        if self.method == "zeros":
+            return torch.zeros_like(getattr(self, f"weight_ih{suffix}")[:, :1]).expand(f, f, q, q)
+        weight = getattr(self, f"weight_hh{suffix}").view(f, f, q, q)
+        # The bound on a convolution's norm is q times that of its matrix. Glorot's values are the kernel's own.
+        return weight if self.method == "glorot" else weight / q
+
+    def _activate(self, z: Tensor, bias: Tensor | None) -> Tensor:
+        if callable(self.nonlinearity):
+            return self.nonlinearity(z)
+        return NONLINEARITIES[self.nonlinearity].define(z, None if bias is None else bias.view(-1, 1, 1))
+
+    def _convolve(self, x: Tensor, suffix: str) -> Tensor:
+        """The input kernel's convolution with images ``(R, C, H, W)``, and the bias unless it is a threshold."""
+        bias = None if self._threshold else getattr(self, f"bias_ih{suffix}", None)
+        return nn.functional.conv2d(x, getattr(self, f"weight_ih{suffix}"), bias, padding=self.kernel_size // 2)
+
+
+def _uniform(bound: float, *shape: int, **like) -> nn.Parameter:
+    return nn.Parameter(torch.empty(shape, **like).uniform_(-bound, bound))
+
+
+class ConvNERU(Images, _Kernels):
+    r"""Convolutional non-exploding recurrent unit: $G_t = f(K * G_{t-1} + b + K^{in} * X_t)$.
+
+    $q\hat K$ is kept on the Stiefel manifold, where $\hat K$ is K as a $q^2 f\times f$ matrix. Then
+    $\lVert K * G\rVert \le \lVert G\rVert$, and neither states nor their gradients can grow exponentially.
+
+    Args:
+        in_channels, hidden_channels: of the inputs and of the states (f).
+        kernel_size: q, odd; images keep their size, zero beyond their borders.
+        num_layers: stacked layers.
+        nonlinearity: "relu", "tanh", "leaky_relu", "abs", "modrelu", "identity"; or a function, on the slow path.
+        bias: one number a channel. For "modrelu" it is the threshold.
+        batch_first: input and output are ``(B, T, C, H, W)`` instead of ``(T, B, C, H, W)``.
+        device, dtype: of the weights, real.
+        method: a method of :data:`cwy.METHODS` for tall matrices ("tcwy", "own", "rgd-c-c", ...), or without a constraint
+            "glorot", "orth-init" (started on the manifold) and "zeros" (no recurrence).
+        init: initial value of $q\hat K^\top$, as in :func:`cwy.orthogonal`; by default Haar-random, where the method has that.
+        memory: "store", or "checkpoint" to keep $\sqrt T$ states: worth it with output="last".
+        output: "all" states of the last layer, or only the "last".
+        backend: of :func:`~cwy.ops.conv_rollout`.
+
+    Attributes:
+        weight_ih_l0, weight_hh_l0, bias_ih_l0: the input kernel ``(f, C, q, q)``, $q\hat K^\top$ ``(f, q²f)`` with orthonormal
+            rows (for "glorot" $\hat K^\top$), ``(f,)``; further layers ``_l1``. :meth:`kernel` is K itself.
+
+    Example:
+        >>> unit = ConvNERU(3, 8)
+        >>> output, h = unit(torch.randn(5, 2, 3, 16, 16))
+        >>> output.shape, h.shape, orthogonality_error(unit.weight_hh_l0) < 1e-5
+        (torch.Size([5, 2, 8, 16, 16]), torch.Size([1, 2, 8, 16, 16]), True)
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        hidden_channels: int,
+        kernel_size: int = 3,
+        num_layers: int = 1,
+        nonlinearity: Activation = "relu",
+        bias: bool = True,
+        batch_first: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        method: str = "tcwy",
+        init: str | Tensor | None = None,
+        memory: str = "store",
+        output: str = "all",
+        backend: str = "auto",
+    ) -> None:
+        super().__init__(in_channels, hidden_channels, kernel_size, num_layers, batch_first, output)
+        self._set_up(nonlinearity, bias, method, init, {"device": device, "dtype": dtype})
+        if memory not in ("store", "checkpoint"):
+            raise ValueError(f"ConvNERU: memory must be 'store' or 'checkpoint', got {memory!r}.")
+        names = ["auto", *(b.name for b in dispatch.backends("conv_rollout")["conv_rollout"])]
+        if backend not in names:
+            raise ValueError(f"ConvNERU: backend must be one of {', '.join(map(repr, names))}, got {backend!r}.")
+        self.memory, self.backend = memory, backend
+        for layer in range(num_layers):
+            self._add(f"_l{layer}", in_channels if layer == 0 else hidden_channels)
+
+    def forward(self, input: Tensor, hx: Tensor | None = None, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Runs all steps.
+
+        Args:
+            input: ``(T, B, C, H, W)``, or as ``batch_first`` says; ``(T, C, H, W)`` unbatched.
+            hx: ``(num_layers, B, f, H, W)``, the first states; zero by default.
+            lengths: ``(B,)``, where sequences end. Output after that is zero, and no gradient comes from there.
+
+        Returns:
+            The output, laid out like the input, and each sequence's last states, like hx.
+        """
+        output, (hn,) = self._run(input, None if hx is None else (hx,), lengths)
+        return output, hn
+
+    def _layer(
+        self, x: Tensor, state: tuple[Tensor, ...], suffix: str, ends: Tensor | None, output: str
+    ) -> tuple[Tensor | None, tuple[Tensor]]:
+        threshold = getattr(self, f"bias_ih{suffix}", None)
+        if self.method == "zeros":
+            states = self._activate(self._convolve(x.flatten(0, 1), suffix).unflatten(0, x.shape[:2]), threshold)
+            last = states[-1]
+        else:
+            inner = None
+            if self.memory == "store":
+                # One convolution over all steps, the bias with it where it is not a threshold.
+                x = self._convolve(x.flatten(0, 1), suffix).unflatten(0, x.shape[:2])
+                threshold = threshold if self._threshold else None
+            else:
+                inner = getattr(self, f"weight_ih{suffix}")
+            kernel, wanted = self.kernel(int(suffix[2:])), "all" if ends is not None else output
+            states, last = ops.conv_rollout(
+                x, state[0], kernel, threshold, self.nonlinearity, weight=inner, output=wanted, memory=self.memory,
+                backend=self.backend,
+            )  # fmt: skip
+        if ends is not None:
+            last = cast(Tensor, states)[ends - 1, torch.arange(len(ends), device=ends.device)]
+        return None if output == "last" else states, (last,)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, method={self.method!r}, nonlinearity={self.nonlinearity!r}"
+
+
+class ConvNERUCell(_Kernels):
+    r"""One step of :class:`ConvNERU`: $G' = f(K * G + b + K^{in} * X)$.
+
+    Args:
+        in_channels, hidden_channels, kernel_size, nonlinearity, bias, device, dtype, method, init: as there.
+
+    Returns:
+        From ``input (B, C, H, W)`` or ``(C, H, W)``, and ``hx`` of f channels or None for zero, the next state.
+
+    Example:
+        >>> cell = ConvNERUCell(3, 8)
+        >>> cell(torch.randn(2, 3, 16, 16)).shape
+        torch.Size([2, 8, 16, 16])
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        hidden_channels: int,
+        kernel_size: int = 3,
+        nonlinearity: Activation = "relu",
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        method: str = "tcwy",
+        init: str | Tensor | None = None,
+    ) -> None:
+        super().__init__()
+        check_sizes("ConvNERUCell", kernel_size, in_channels=in_channels, hidden_channels=hidden_channels)
+        self.in_channels, self.hidden_channels, self.kernel_size = in_channels, hidden_channels, kernel_size
+        self._set_up(nonlinearity, bias, method, init, {"device": device, "dtype": dtype})
+        self._add("", in_channels)
+
+    def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
+        """The next state."""
+        if input.dim() not in (3, 4) or input.shape[-3] != self.in_channels:
+            raise ValueError(f"ConvNERUCell: expected input (B, {self.in_channels}, H, W), got shape {tuple(input.shape)}.")
+        z = self._convolve(input, "")
+        if hx is not None:
+            if hx.shape != z.shape:
+                raise ValueError(f"ConvNERUCell: expected hx of shape {tuple(z.shape)}, got {tuple(hx.shape)}.")
+            z = z + nn.functional.conv2d(hx, self.kernel(), padding=self.kernel_size // 2)
+        return self._activate(z, getattr(self, "bias_ih", None))

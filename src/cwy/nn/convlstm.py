@@ -1,0 +1,149 @@
+"""ConvLSTM: the unconstrained baseline of video prediction."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import conv2d, instance_norm
+
+from .images import Images, check_sizes
+
+
+class _Gates(nn.Module):
+    """Kernels, scale and bias of the four gates of a layer, and a step; mixed into the layer and the cell."""
+
+    hidden_channels: int
+    kernel_size: int
+    normalize: bool
+
+    def _add(self, suffix: str, channels: int, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
+        f, q = self.hidden_channels, self.kernel_size
+        for name, inputs in (("weight_ih", channels), ("weight_hh", f)):
+            bound = 1 / math.sqrt(inputs * q * q)
+            weight = torch.empty(4 * f, inputs, q, q, device=device, dtype=dtype).uniform_(-bound, bound)
+            self.register_parameter(f"{name}{suffix}", nn.Parameter(weight))
+        self.register_parameter(f"bias_ih{suffix}", nn.Parameter(torch.zeros(4 * f, device=device, dtype=dtype)))
+        if self.normalize:
+            self.register_parameter(f"scale{suffix}", nn.Parameter(torch.ones(4 * f, device=device, dtype=dtype)))
+
+    def _convolve(self, x: Tensor, suffix: str) -> Tensor:
+        """What images ``(R, C, H, W)`` give to the gates; normalised, these get their bias later."""
+        bias = None if self.normalize else getattr(self, f"bias_ih{suffix}")
+        return conv2d(x, getattr(self, f"weight_ih{suffix}"), bias, padding=self.kernel_size // 2)
+
+    def _step(self, x: Tensor, h: Tensor, c: Tensor, suffix: str) -> tuple[Tensor, Tensor]:
+        z = x + conv2d(h, getattr(self, f"weight_hh{suffix}"), padding=self.kernel_size // 2)
+        if self.normalize:
+            z = instance_norm(z, weight=getattr(self, f"scale{suffix}"), bias=getattr(self, f"bias_ih{suffix}"))
+        i, f, g, o = z.chunk(4, -3)
+        c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+        return o.sigmoid() * c.tanh(), c
+
+
+class ConvLSTM(Images, _Gates):
+    r"""Long short-term memory with convolutions (Shi et al. 2015), its gates normalised over each image.
+
+    $$ (i, f, g, o) = \mathrm{norm}(W * x_t + V * h_{t-1}), \quad c_t = \sigma(f) c_{t-1} + \sigma(i)\tanh(g),
+       \quad h_t = \sigma(o)\tanh(c_t) $$
+
+    Args:
+        in_channels, hidden_channels: of the inputs and of the states (f).
+        kernel_size: odd; images keep their size, zero beyond their borders.
+        num_layers: stacked layers.
+        batch_first: input and output are ``(B, T, C, H, W)`` instead of ``(T, B, C, H, W)``.
+        device, dtype: of the weights.
+        normalize: instance normalisation of the gates, with scale and bias a channel; False adds the bias alone.
+        output: "all" states of the last layer, or only the "last".
+
+    Example:
+        >>> lstm = ConvLSTM(3, 8)
+        >>> output, (h, c) = lstm(torch.randn(5, 2, 3, 16, 16))
+        >>> output.shape, c.shape
+        (torch.Size([5, 2, 8, 16, 16]), torch.Size([1, 2, 8, 16, 16]))
+    """
+
+    parts = 2
+
+    def __init__(
+        self,
+        in_channels: int,
+        hidden_channels: int,
+        kernel_size: int = 3,
+        num_layers: int = 1,
+        batch_first: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        normalize: bool = True,
+        output: str = "all",
+    ) -> None:
+        super().__init__(in_channels, hidden_channels, kernel_size, num_layers, batch_first, output)
+        self.normalize = normalize
+        for layer in range(num_layers):
+            self._add(f"_l{layer}", in_channels if layer == 0 else hidden_channels, device, dtype)
+
+    def forward(
+        self, input: Tensor, hx: tuple[Tensor, Tensor] | None = None, lengths: Tensor | None = None
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Runs all steps; arguments and results as in :class:`ConvNERU`, with states ``(h, c)``."""
+        return self._run(input, hx, lengths)
+
+    def _layer(
+        self, x: Tensor, state: tuple[Tensor, ...], suffix: str, ends: Tensor | None, output: str
+    ) -> tuple[Tensor | None, tuple[Tensor, ...]]:
+        h, c = state
+        states = []
+        for t, xt in enumerate(self._convolve(x.flatten(0, 1), suffix).unflatten(0, x.shape[:2])):
+            after = self._step(xt, h, c, suffix)
+            if ends is None:
+                h, c = after
+            else:
+                going = (t < ends)[:, None, None, None]
+                h, c = torch.where(going, after[0], h), torch.where(going, after[1], c)
+            if output == "all":
+                states.append(h)
+        return torch.stack(states) if output == "all" else None, (h, c)
+
+
+class ConvLSTMCell(_Gates):
+    """One step of :class:`ConvLSTM`.
+
+    Args:
+        in_channels, hidden_channels, kernel_size, device, dtype, normalize: as there.
+
+    Returns:
+        From ``input (B, C, H, W)`` and ``hx = (h, c)``, or None for zeros, the next ``(h, c)``.
+
+    Example:
+        >>> h, c = ConvLSTMCell(3, 8)(torch.randn(2, 3, 16, 16))
+        >>> h.shape
+        torch.Size([2, 8, 16, 16])
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        hidden_channels: int,
+        kernel_size: int = 3,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        normalize: bool = True,
+    ) -> None:
+        super().__init__()
+        check_sizes("ConvLSTMCell", kernel_size, in_channels=in_channels, hidden_channels=hidden_channels)
+        self.in_channels, self.hidden_channels, self.kernel_size = in_channels, hidden_channels, kernel_size
+        self.normalize = normalize
+        self._add("", in_channels, device, dtype)
+
+    def forward(self, input: Tensor, hx: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
+        """The next states."""
+        if input.dim() != 4 or input.shape[1] != self.in_channels:
+            raise ValueError(f"ConvLSTMCell: expected input (B, {self.in_channels}, H, W), got shape {tuple(input.shape)}.")
+        x, shape = self._convolve(input, ""), (len(input), self.hidden_channels, *input.shape[2:])
+        h, c = (x.new_zeros(shape), x.new_zeros(shape)) if hx is None else hx
+        if h.shape != shape or c.shape != shape:
+            raise ValueError(f"ConvLSTMCell: expected hx of shape {shape}, got {tuple(h.shape)} and {tuple(c.shape)}.")
+        return self._step(x, h, c, "")

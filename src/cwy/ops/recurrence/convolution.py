@@ -1,0 +1,101 @@
+"""The public function ``conv_rollout``: a recurrence of images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from .. import dispatch
+from . import autograd, reference
+from .functions import Request, by_autograd, by_hand, check_choices
+
+dispatch.provide(
+    "conv_rollout",
+    dispatch.Backend("torch", autograd, "the loop and its adjoint by hand; CUDA graphs on a GPU", by_hand),
+    dispatch.Backend("reference", reference, "a loop and autograd: the definition; torch.func, callables", by_autograd),
+)
+
+
+def conv_rollout(
+    x: Tensor,
+    h0: Tensor,
+    kernel: Tensor,
+    bias: Tensor | None = None,
+    nonlinearity: str | Callable[[Tensor], Tensor] = "relu",
+    *,
+    weight: Tensor | None = None,
+    output: str = "all",
+    memory: str = "store",
+    backend: str = "auto",
+) -> tuple[Tensor | None, Tensor]:
+    r"""A whole recurrence of images, $h_t = f(K * h_{t-1} + x_t + b)$, forward and backward.
+
+    Images are zero beyond their borders and keep their size. As :func:`~cwy.ops.rollout`, it is computed in float32 even
+    under autocast; whether convolutions may use TF32 is torch's own setting.
+
+    Args:
+        x: ``(T, B, C, H, W)``, what is added at every step.
+        h0: ``(B, C, H, W)``, the first states.
+        kernel: ``(C, C, q, q)``, q odd.
+        bias: ``(C,)`` or None. For "modrelu" it is the threshold.
+        nonlinearity: "relu", "modrelu", "abs", "leaky_relu", "tanh", "identity"; or a function, which takes the slow path.
+        weight: ``(C, K, q, q)``, if given, is convolved with x ``(T, B, K, H, W)`` first; with memory="checkpoint" a chunk of
+            steps at a time.
+        output: "all" states, or only the "last".
+        memory: "store" every state for the backward; or "checkpoint" $\sqrt T$ of them and compute the rest again.
+        backend: "auto", or one of those that ``cwy info`` lists.
+
+    Returns:
+        ``(states, last)``: ``(T, B, C, H, W)`` (None for output="last") and ``(B, C, H, W)``.
+
+    Example:
+        >>> kernel = cwy_matrix(torch.randn(4, 4)).view(4, 4, 1, 1)
+        >>> h0 = torch.randn(2, 4, 8, 8)
+        >>> _, last = conv_rollout(torch.zeros(50, 2, 4, 8, 8), h0, kernel, nonlinearity="identity")
+        >>> torch.allclose(last.norm(), h0.norm(), rtol=1e-4)
+        True
+    """
+    check_choices("conv_rollout", nonlinearity, output, memory)
+    if memory == "reversible":
+        raise ValueError(
+            "conv_rollout: memory='reversible' is not for convolutions, whose adjoint is not their inverse. "
+            "Use memory='checkpoint'."
+        )
+    _check(x, h0, kernel, bias, weight)
+    wanted = torch.promote_types(torch.promote_types(x.dtype, h0.dtype), kernel.dtype)
+    dtype = torch.float32 if wanted in (torch.float16, torch.bfloat16) else wanted
+    rows, h0, kernel = x.to(dtype).flatten(0, 1).contiguous(), h0.to(dtype).contiguous(), kernel.to(dtype).contiguous()
+    weight = None if weight is None else weight.to(dtype)
+    sizes = [x.shape[1]] * x.shape[0]
+    request = Request(
+        kernel.shape[0], h0.shape[0], len(sizes), dtype, rows.device.type,
+        nonlinearity if isinstance(nonlinearity, str) else "callable", None, memory, output == "last", True,
+        dispatch.why_only_autograd(rows, h0, kernel), torch.compiler.is_compiling(),
+    )  # fmt: skip
+    serve = dispatch.choose("conv_rollout", backend, request).rollout
+    beside = None if bias is None else bias.to(dtype).view(-1, 1, 1)
+    states, last = serve(rows, h0, [kernel], beside, weight, nonlinearity, sizes, memory, output == "last")
+    return None if output == "last" else states.to(wanted).unflatten(0, x.shape[:2]), last.to(wanted)
+
+
+def _check(x: Tensor, h0: Tensor, kernel: Tensor, bias: Tensor | None, weight: Tensor | None) -> None:
+    for name, value, shape in (("x", x, "(T, B, C, H, W)"), ("h0", h0, "(B, C, H, W)"), ("kernel", kernel, "(C, C, q, q)")):
+        if not isinstance(value, Tensor) or value.dim() != shape.count(",") + 1:
+            got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            raise ValueError(f"conv_rollout: {name} must be {shape}, got {got}.")
+        if not value.is_floating_point():
+            raise TypeError(f"conv_rollout: {name} must be real and floating-point, got {value.dtype}.")
+    channels = h0.shape[1]
+    if kernel.shape[:2] != (channels, channels) or not all(size % 2 for size in kernel.shape[2:]):
+        raise ValueError(
+            f"conv_rollout: kernel must be ({channels}, {channels}, q, q) with q odd, for states of {channels} channels that "
+            f"keep their size; got {tuple(kernel.shape)}."
+        )
+    if bias is not None and bias.shape != (channels,):
+        raise ValueError(f"conv_rollout: bias must be ({channels},), got {tuple(bias.shape)}.")
+    mapped = channels if weight is None else weight.shape[1]
+    if x.shape[1:] != (h0.shape[0], mapped, *h0.shape[2:]):
+        expected = ", ".join(map(str, (h0.shape[0], mapped, *h0.shape[2:])))
+        raise ValueError(f"conv_rollout: x is {tuple(x.shape)} and h0 {tuple(h0.shape)}: expected x (T, {expected}).")

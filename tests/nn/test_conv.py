@@ -1,0 +1,231 @@
+"""ConvNERU and ConvLSTM: equal to plain loops of conv2d, bounded as Appendix B says, and helpful about mistakes."""
+
+import copy
+import re
+
+import pytest
+import torch
+from torch.nn.functional import conv2d, instance_norm
+
+import cwy
+from cwy.nn import ConvLSTM, ConvLSTMCell, ConvNERU, ConvNERUCell
+from cwy.nn.conv import FREE
+from cwy.ops import conv_rollout
+
+TALL = [name for name, m in cwy.METHODS.items() if m.kind != "square" and m.real]
+F64 = torch.float64
+
+
+def plain(x, h, w, k, b, f, lengths):
+    """The paper's equation, one sequence, one step and one convolution at a time: outputs (T, B, C, H, W) and last states."""
+    outputs, last = torch.zeros(*x.shape[:2], *h.shape[1:], dtype=x.dtype), []
+    for i, length in enumerate(lengths):
+        g = h[i : i + 1]
+        for t in range(length):
+            g = f(
+                conv2d(g, k, padding=k.shape[-1] // 2) + b.view(-1, 1, 1) + conv2d(x[t, i : i + 1], w, padding=w.shape[-1] // 2)
+            )
+            outputs = outputs.index_put((torch.tensor(t), torch.tensor(i)), g[0])
+        last.append(g)
+    return outputs, torch.cat(last)
+
+
+@pytest.mark.parametrize("memory", ["store", "checkpoint"])
+@pytest.mark.parametrize(("q", "f"), [(1, "tanh"), (3, "relu"), (5, "abs")])
+@pytest.mark.parametrize("lengths", [None, [7, 2, 5]])
+def test_equals_a_plain_loop_of_convolutions(memory, q, f, lengths):
+    unit = ConvNERU(2, 4, q, 2, f, dtype=F64, method="glorot", memory=memory, batch_first=True)
+    x, h = torch.randn(3, 7, 2, 6, 5, dtype=F64), torch.randn(2, 3, 4, 6, 5, dtype=F64)
+    if lengths:
+        x[1, 2:] = torch.nan
+    results = []
+    for ours in (True, False):
+        unit.zero_grad()
+        leaf, start = x.clone().requires_grad_(), h.clone().requires_grad_()
+        if ours:
+            y, hn = unit(leaf, start, None if lengths is None else torch.tensor(lengths))
+        else:
+            y, last = leaf.transpose(0, 1), []
+            for layer in range(2):
+                w, b = getattr(unit, f"weight_ih_l{layer}"), getattr(unit, f"bias_ih_l{layer}")
+                y, end = plain(y, start[layer], w, unit.kernel(layer), b, getattr(torch, f), lengths or [7] * 3)
+                last.append(end)
+            y, hn = y.transpose(0, 1), torch.stack(last)
+        ((y * torch.linspace(-1, 1, y.numel(), dtype=F64).view(y.shape)).sum() + hn.square().sum()).backward()
+        results.append([y, hn, leaf.grad.nan_to_num(0), start.grad, *(p.grad for p in unit.parameters())])
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+
+
+def test_derivatives_of_every_kind():
+    x, h, k = torch.randn(3, 2, 2, 3, 4, dtype=F64), torch.randn(2, 2, 3, 4, dtype=F64), torch.randn(2, 2, 3, 3, dtype=F64)
+    b, w = torch.randn(2, dtype=F64), torch.randn(2, 2, 3, 3, dtype=F64)
+    given = [t.requires_grad_() for t in (x, h, k, b, w)]
+    call = lambda x, h, k, b, w, **more: conv_rollout(x, h, k, b, "tanh", weight=w, **more)
+    assert torch.autograd.gradcheck(call, given)
+    assert torch.autograd.gradgradcheck(call, given)
+    expected = call(*given, backend="reference")
+    _, tangent = torch.func.jvp(lambda k: call(x, h, k, b, w)[0].sum(), (k,), (torch.ones_like(k),))
+    (gradient,) = torch.autograd.grad(expected[0].sum(), k)
+    torch.testing.assert_close(tangent, gradient.sum())
+    torch.compiler.reset()
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")(*given)
+    torch.testing.assert_close(compiled, expected)
+    last = call(*given, memory="checkpoint", output="last")
+    assert last[0] is None
+    torch.testing.assert_close(last[1], expected[1])
+
+
+@pytest.mark.parametrize("method", [*TALL, *FREE])
+def test_every_method_trains_and_keeps_its_constraint(method):
+    unit = ConvNERU(3, 4, method=method)
+    optimizer = cwy.optim.for_model(unit, lr=1e-2, orthogonal_lr=0.1)
+    x, first = torch.randn(6, 2, 3, 8, 8), None
+    for _ in range(5):
+        optimizer.zero_grad()
+        loss = (unit(x)[0] - 1).square().mean()
+        loss.backward()
+        optimizer.step()
+        first = loss.item() if first is None else first
+    assert loss < first
+    assert len(unit.state_dict()) >= 2
+    if method == "zeros":
+        assert not unit.kernel(0).any()
+        torch.testing.assert_close(unit(x)[0][3], unit(x[3:4])[0][0])
+    if method in TALL or method == "orth-init":
+        fresh = unit if method in TALL else ConvNERU(3, 4, method=method)
+        assert cwy.orthogonality_error(3 * fresh.kernel(0).flatten(1)) < 1e-5
+    assert cwy.bake(copy.deepcopy(unit))(x)[0].sub(unit(x)[0]).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("method", ["tcwy", "rgd-c-c", "own"])
+def test_states_and_gradients_are_bounded_as_appendix_b_says(method):
+    # The kernels that preserve the most: equal taps, so that smooth images keep their norm; and those of a random start.
+    tap = cwy.init.haar(6, dtype=F64)
+    smooth = (tap[:, :, None, None] / 3).expand(6, 6, 3, 3).flatten(1)
+    for transition in (None, smooth):
+        if transition is not None and method == "own":
+            continue  # its rows have zero mean
+        unit = ConvNERU(1, 6, nonlinearity="identity", bias=False, dtype=F64, method=method, init=transition)
+        for f in ("identity", "relu", "tanh", "abs"):
+            unit.nonlinearity = f
+            h = torch.ones(1, 1, 6, 16, 16, dtype=F64, requires_grad=True)
+            states, _ = unit(torch.zeros(200, 1, 1, 16, 16, dtype=F64), h)
+            norms = torch.cat([h.norm().view(1), states.flatten(1).norm(dim=1)])
+            assert (norms.diff() <= 1e-12 * norms[:-1]).all()
+            (gradient,) = torch.autograd.grad(states[-1], h, torch.ones_like(states[-1]))
+            assert gradient.norm() <= (1 + 1e-12) * torch.ones_like(h).norm()
+    if method == "tcwy":
+        zeros = torch.zeros(200, 1, 6, 16, 16, dtype=F64)
+        kept, _ = conv_rollout(zeros, h[0], unit.kernel(0), nonlinearity="identity")
+        grown, _ = conv_rollout(zeros, h[0], 1.5 * unit.kernel(0), nonlinearity="identity")
+        assert kept[-1].norm() > 1e-3 * h.norm(), "it remembers, too"
+        assert grown[-1].norm() > 1e30 * h.norm()
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+def test_convlstm_is_its_equations(normalize):
+    lstm = ConvLSTM(2, 3, dtype=F64, normalize=normalize)
+    x, lengths = torch.randn(5, 2, 2, 4, 4, dtype=F64), torch.tensor([3, 5])
+    y, (h, c) = lstm(x, lengths=lengths)
+    for i, length in enumerate(lengths):
+        hi = ci = torch.zeros(1, 3, 4, 4, dtype=F64)
+        for t in range(length):
+            z = conv2d(torch.cat([x[t, i : i + 1], hi], 1), torch.cat([lstm.weight_ih_l0, lstm.weight_hh_l0], 1), padding=1)
+            z = (
+                instance_norm(z, weight=lstm.scale_l0, bias=lstm.bias_ih_l0)
+                if normalize
+                else z + lstm.bias_ih_l0.view(-1, 1, 1)
+            )
+            a, f, g, o = z.split(3, 1)
+            ci = f.sigmoid() * ci + a.sigmoid() * g.tanh()
+            hi = o.sigmoid() * ci.tanh()
+            torch.testing.assert_close(y[t, i], hi[0])
+        assert not y[length:, i].any()
+        torch.testing.assert_close((h[0, i], c[0, i]), (hi[0], ci[0]))
+    cell = ConvLSTMCell(2, 3, dtype=F64, normalize=normalize)
+    cell.load_state_dict({key.replace("_l0", ""): value for key, value in lstm.state_dict().items()})
+    torch.testing.assert_close(cell(x[0])[0], y[0])
+
+
+def test_the_cell_is_one_step_and_unbatched_input_is_a_batch_of_one():
+    cell, unit = ConvNERUCell(2, 4, nonlinearity="modrelu"), ConvNERU(2, 4, nonlinearity="modrelu", output="last")
+    unit.load_state_dict({re.sub(r"(weight_ih|weight_hh|bias_ih)", r"\1_l0", k): v for k, v in cell.state_dict().items()})
+    x, h = torch.randn(2, 2, 6, 6), torch.randn(2, 4, 6, 6)
+    torch.testing.assert_close(cell(x, h), unit(x[None], h[None])[0])
+    torch.testing.assert_close(cell(x[0]), unit(x[:1])[0])
+    lstm = ConvLSTM(2, 3, 3, 2)
+    torch.testing.assert_close(lstm(x)[0], lstm(x[:, None])[0][:, 0])
+
+
+@pytest.mark.parametrize("kind", [ConvNERU, ConvLSTM])
+def test_compile_export_and_vmap(kind):
+    unit, x, lengths = kind(2, 3), torch.randn(4, 2, 2, 6, 6), torch.tensor([4, 2])
+    twin = copy.deepcopy(unit)
+    torch.compiler.reset()
+    loss = lambda unit, x: unit(x, lengths=lengths)[0].square().sum()
+    torch.compile(loss, fullgraph=True, backend="aot_eager")(unit, x).backward()
+    loss(twin, x).backward()
+    for a, b in zip(unit.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, atol=1e-4, rtol=1e-4)
+    program = torch.export.export(unit.eval(), (x,))
+    torch.testing.assert_close(program.module()(x)[0], unit(x)[0])
+    torch.testing.assert_close(torch.vmap(lambda x: unit(x)[0])(x[None])[0], unit(x)[0], atol=1e-5, rtol=1e-5)
+
+
+def test_autocast_keeps_the_recurrence_in_float32():
+    unit, x = ConvNERU(2, 4), torch.randn(4, 1, 2, 6, 6)
+    with torch.autocast("cpu", torch.bfloat16):
+        y, _ = unit(x)
+    assert y.dtype == torch.float32
+    torch.testing.assert_close(y, unit(x)[0], atol=0.05, rtol=0.05)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("steps", [7, 16, 150])
+def test_graphs_equal_the_loop(steps):
+    torch.backends.cudnn.allow_tf32 = False
+    unit = ConvNERU(3, 8, num_layers=2, device="cuda")
+    x = torch.randn(steps, 2, 3, 16, 16, device="cuda")
+    lengths = torch.tensor([steps, 3], device="cuda")
+    results = []
+    for backend in ("torch", "reference", "torch"):
+        unit.backend = backend
+        unit.zero_grad()
+        leaf = x.clone().requires_grad_()
+        y, hn = unit(leaf, lengths=lengths)
+        (y.square().sum() + hn.sum()).backward()
+        results.append([y, hn, leaf.grad, *(p.grad for p in unit.parameters())])
+    for ours, plain, again in zip(*results, strict=True):
+        torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-4 * plain.abs().max().item())
+        torch.testing.assert_close(ours, again, rtol=1e-4, atol=1e-4 * plain.abs().max().item())
+
+
+IMAGES = torch.zeros(3, 2, 2, 6, 6)
+ERRORS = [
+    (lambda: ConvNERU(2, 4, 4), "ConvNERU: kernel_size must be odd.*got 4"),
+    (lambda: ConvLSTM(2, 4, 2), "ConvLSTM: kernel_size must be odd"),
+    (lambda: ConvNERUCell(2, 0), "hidden_channels must be at least 1, got 0"),
+    (lambda: ConvNERU(2, 4, method="tcvy"), "Did you mean 'tcwy'"),
+    (lambda: ConvNERU(2, 4, method="exprnn"), "'exprnn' is none for kernels.*orth-init"),
+    (lambda: ConvNERU(2, 4, 1, method="own"), "serves tall weights"),
+    (lambda: ConvNERU(2, 4, method="zeros", init="haar"), "init belongs to constrained"),
+    (lambda: ConvNERU(2, 4, memory="reversible"), "memory must be 'store' or 'checkpoint'"),
+    (lambda: ConvNERU(2, 4, backend="cudnn"), "'auto', 'torch', 'reference'.*got 'cudnn'"),
+    (lambda: ConvNERU(2, 4, nonlinearity="gelu"), "unknown nonlinearity 'gelu'"),
+    (lambda: ConvNERU(3, 4)(IMAGES), r"\(T, B, C, H, W\).*C = 3; got shape \(3, 2, 2, 6, 6\)"),
+    (lambda: ConvNERU(2, 4)(IMAGES, torch.zeros(1, 2, 4, 5, 6)), r"hx of shape \(1, 2, 4, 6, 6\)"),
+    (lambda: ConvNERU(2, 4)(IMAGES, lengths=torch.tensor([0, 3])), r"2 numbers from 1 to T = 3, got \[0, 3\]"),
+    (lambda: ConvNERUCell(2, 4)(IMAGES), r"expected input \(B, 2, H, W\)"),
+    (lambda: conv_rollout(IMAGES, IMAGES[0], torch.zeros(2, 2, 2, 3)), r"q odd.*got \(2, 2, 2, 3\)"),
+    (
+        lambda: conv_rollout(IMAGES, IMAGES[0], torch.zeros(2, 2, 3, 3), None, "abs", memory="reversible"),
+        "adjoint is not their inverse",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "words"), ERRORS)
+def test_errors(call, words):
+    with pytest.raises(ValueError, match=words):
+        call()
