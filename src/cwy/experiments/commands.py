@@ -57,9 +57,13 @@ def demo(
 
 def train(
     task: Annotated[
-        str, typer.Argument(metavar="TASK[/RECIPE]", help="copying, adding, mnist, pmnist or convergence; e.g. copying/small.")
+        str,
+        typer.Argument(metavar="TASK[/RECIPE]", help="copying, adding, mnist, pmnist, convergence or nmt; e.g. copying/small."),
     ],
-    method: Annotated[str, typer.Option(metavar="NAMES", help="Methods, as in 'cwy,exprnn,lstm'.")] = "cwy",
+    method: Annotated[
+        str | None,
+        typer.Option(metavar="NAMES", help="Methods, as in 'cwy,exprnn,lstm'.", show_default="the recipe's own, or cwy"),
+    ] = None,
     setting: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Changes a setting of the recipe; may be repeated.")
     ] = None,
@@ -87,7 +91,8 @@ def train(
     """
     from .engine import command
 
-    names = list(dict.fromkeys(name.strip() for name in method.split(",") if name.strip()))
+    given = [None] if method is None else [name.strip() for name in method.split(",") if name.strip()]
+    names = list(dict.fromkeys(given))
     every = range(seed, seed + (seeds or 1))
     _run(lambda console: command.train(task, names, every, setting or [], device, precision, compile, out, console))
 
@@ -102,6 +107,35 @@ def resume(
     from .engine import command
 
     _run(lambda console: command.resume(folder, device, console))
+
+
+def translate(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run of nmt.")],
+    text: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[TEXT]...", help="Sentences; without any, lines from stdin.", show_default=False),
+    ] = None,
+    beams: Annotated[int, typer.Option(metavar="K", min=1, help="Sentences followed at once; 1 is greedy.")] = 1,
+    attention: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Draws the attention of one sentence: .png, .svg, .pdf.", show_default=False),
+    ] = None,
+    held_out: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="The run's first N held-out pairs instead.", show_default=False)
+    ] = None,
+    device: Annotated[str, typer.Option(metavar="NAME", help="cpu, cuda, cuda:1, …")] = "cpu",
+) -> None:
+    """Translates by a trained run: a line of translation for every sentence; what to know about one goes to stderr."""
+    _need_experiments()
+    from .engine.command import check_device
+    from .nmt.command import translate
+
+    def say(note: str) -> None:
+        print(f"cwy: {note}", file=sys.stderr)
+
+    with plainly(ValueError):
+        check_device(device)
+        translate(run, text, beams, attention, held_out, device, say)
 
 
 def runs(folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="Where to look.")] = Path("runs")) -> None:
@@ -198,5 +232,5 @@ def _need_experiments() -> None:
         sys.exit(f'cwy: the experiments need {", ".join(missing)}. To install:\n\n    pip install "cwy[experiments]"\n')
 
 
-COMMANDS = (demo, train, resume, runs, report)
+COMMANDS = (demo, train, resume, translate, runs, report)
 DATA = (data_list, data_check, data_fetch)

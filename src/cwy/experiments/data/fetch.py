@@ -14,7 +14,7 @@ from urllib.request import Request, urlopen
 
 from filelock import FileLock
 
-from .unpack import unpack
+from .unpack import member, unpack
 
 TIMEOUT = 30
 BLOCK = 1 << 16
@@ -29,12 +29,16 @@ class DataError(RuntimeError):
 
 @dataclass(frozen=True)
 class File:
-    """One file of a data set: its name, also below the set's address, its bytes and their SHA-256; an archive is unpacked."""
+    """One file of a data set: its name, also below the set's address, its bytes and their SHA-256; an archive is unpacked.
+
+    Of a zip file whose packing does not matter, ``inside`` names a member: size and SHA-256 are then that member's.
+    """
 
     name: str
     size: int
     sha256: str
     archive: bool = False
+    inside: str | None = None
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,13 @@ def inspect(path: Path, file: File) -> str | None:
     """What is wrong with a file: None if it is there and every byte is right."""
     if not path.is_file():
         return "is missing"
+    if file.inside:
+        try:
+            content = member(path, file.inside, file.size)
+        except ValueError as error:
+            return f"is no archive of {file.inside}: {error}"
+        found = hashlib.sha256(content).hexdigest()
+        return None if found == file.sha256 else f"has a {file.inside} of the wrong content, sha256 {found}"
     if path.stat().st_size != file.size:
         return f"has {path.stat().st_size} bytes, not {file.size}"
     found = _sha256(path)
@@ -108,13 +119,11 @@ def _fetch(file: File, url: str, path: Path, watch: Watch) -> None:
         with FileLock(path.with_name(".lock")):
             if inspect(path, file) is None:
                 return
-            # An attempt that got further is worth another.
-            before = -1
-            while before < (done := _size(partial)) < file.size:
-                before = done
-                _continue(file, url, partial, done, watch)
-            if done < file.size:
-                raise OSError(f"the connection ended after {done} of {file.size} bytes")
+            if file.inside:
+                # How long the archive is nobody knows before: it comes in one go.
+                _continue(file, url, partial, 0, watch)
+            else:
+                _complete(file, url, partial, watch)
             if wrong := inspect(partial, file):
                 partial.unlink()
                 raise DataError(
@@ -127,6 +136,16 @@ def _fetch(file: File, url: str, path: Path, watch: Watch) -> None:
             f"To use a copy from elsewhere, put it at\n    {path}\n"
             f"(sha256 {file.sha256}), or set CWY_DATA to a folder that holds {path.parent.name}/{file.name}."
         ) from error
+
+
+def _complete(file: File, url: str, partial: Path, watch: Watch) -> None:
+    # An attempt that got further is worth another.
+    before = -1
+    while before < (done := _size(partial)) < file.size:
+        before = done
+        _continue(file, url, partial, done, watch)
+    if done < file.size:
+        raise OSError(f"the connection ended after {done} of {file.size} bytes")
 
 
 def _continue(file: File, url: str, partial: Path, done: int, watch: Watch) -> None:

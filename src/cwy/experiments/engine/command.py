@@ -32,7 +32,7 @@ class RunError(Exception):
 
 def train(
     what: str,
-    methods: Sequence[str],
+    methods: Sequence[str | None],
     seeds: Sequence[int],
     assignments: Sequence[str],
     device: str,
@@ -41,7 +41,7 @@ def train(
     out: Path | None,
     console: Console,
 ) -> int:
-    """Runs every method with every seed, one after another; those that are done already are skipped.
+    """Runs every method (None is the recipe's own) with every seed, one after another; those that are done already are skipped.
 
     With one method and one seed ``out`` is the run's folder; else it holds one folder a run. A run that fails does not
     stop the others.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
@@ -17,8 +19,8 @@ class Display:
         self._bar = TaskID(0)
         self._shown: dict[str, str] = {}
 
-    def begin(self, settings: Settings, step: int, total: int) -> None:
-        """Prints the whole configuration and starts the bar."""
+    def begin(self, settings: Settings, step: int, total: int, facts: dict[str, Any]) -> None:
+        """Prints the whole configuration and what is known of the data, and starts the bar."""
         if self.console is None:
             return
         self._total = total
@@ -27,6 +29,8 @@ class Display:
         name = f"{settings.task}/{settings.recipe} {settings.method} seed {settings.seed}"
         self.console.print(f"{name} on {settings.device}, {settings.precision}{going_on}", style="bold")
         self.console.print(values, style="dim")
+        if facts:
+            self.console.print("Data: " + ", ".join(f"{key} {_fact(value)}" for key, value in facts.items()), style="dim")
         if self.console.is_terminal:
             columns = (
                 BarColumn(None),
@@ -67,6 +71,18 @@ def _plain(value: object) -> str:
     return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value).lower()
 
 
+def _fact(value: object) -> str:
+    return (
+        " and ".join(map(_fact, value)) if isinstance(value, list) else f"{value:,}" if isinstance(value, int) else str(value)
+    )
+
+
 def _words(metrics: dict[str, float]) -> str:
-    forms = {"loss": "loss {:.3g}", "accuracy": "acc {:.1%}", "step_ms": "{:.3g} ms", "orthogonality_error": "orth {:.0e}"}
+    forms = {
+        "loss": "loss {:.3g}",
+        "accuracy": "acc {:.1%}",
+        "bleu": "BLEU {:.1f}",
+        "step_ms": "{:.3g} ms",
+        "orthogonality_error": "orth {:.0e}",
+    }
     return " ".join(forms[name].format(value) for name, value in metrics.items() if name in forms)

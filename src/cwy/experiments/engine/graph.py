@@ -1,7 +1,8 @@
-"""A training step as one CUDA graph: hundreds of small launches become one."""
+"""A training step as a CUDA graph for each shape of batch: hundreds of small launches become one."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 import torch
@@ -9,52 +10,57 @@ import torch
 from .task import Batch
 
 WARM = 3
-"""Steps that run as they are first, so that nothing is loaded or compiled while the graph is recorded."""
+"""Steps of a shape that run as they are first, so that nothing is loaded or compiled while the graph is recorded."""
+KEPT = 64
+"""Graphs that are kept; further shapes run as they are."""
+
+Shape = tuple[torch.Size, ...]
 
 
 class Step:
     """Runs a step, ``step(batch)``, as it is, or, once it is warm, by the graph that was recorded of it.
 
     Args:
-        step: reads the batch and tensors that stay where they are, and waits for nothing.
+        step: reads the batch and tensors that stay where they are, leaves no new ones behind, and waits for nothing.
         wanted: whether to record it. What can't be recorded runs as it is.
     """
 
     def __init__(self, step: Callable[[Batch], None], wanted: bool) -> None:
-        self._step, self._left = step, WARM if wanted else -1
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._given: Batch = ()
+        self._step, self._wanted = step, wanted
+        self._seen: Counter[Shape] = Counter()
+        self._graphs: dict[Shape, tuple[torch.cuda.CUDAGraph, Batch]] = {}
+        # One step is over before the next begins: the graphs can use the same memory.
+        self._pool = torch.cuda.graph_pool_handle() if wanted else None
 
     @property
     def recorded(self) -> bool:
-        return self._graph is not None
+        return bool(self._graphs)
 
     @property
     def settled(self) -> bool:
-        """Whether all that happens once is behind."""
-        return self.recorded or self._left < 0
+        """Whether all that happens once is behind, but for shapes that come later."""
+        return self.recorded or not self._wanted
 
     def __call__(self, batch: Batch) -> None:
-        if self._left == 0:
-            self._record(batch)
-        self._left -= 1
-        if self._graph is None or not self._fits(batch):
+        shape = tuple(part.shape for part in batch)
+        if self._wanted and self._seen[shape] == WARM and len(self._graphs) < KEPT:
+            self._record(shape, batch)
+        self._seen[shape] += 1
+        if shape not in self._graphs:
             return self._step(batch)
-        for ours, theirs in zip(self._given, batch, strict=True):
+        graph, given = self._graphs[shape]
+        for ours, theirs in zip(given, batch, strict=True):
             ours.copy_(theirs)
-        self._graph.replay()
+        graph.replay()
         return None
 
-    def _fits(self, batch: Batch) -> bool:
-        """The last batch of an epoch may be smaller."""
-        return all(ours.shape == theirs.shape for ours, theirs in zip(self._given, batch, strict=True))
-
-    def _record(self, batch: Batch) -> None:
-        self._given, graph = tuple(part.clone() for part in batch), torch.cuda.CUDAGraph()
+    def _record(self, shape: Shape, batch: Batch) -> None:
+        given, graph = tuple(part.clone() for part in batch), torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph):
-                self._step(self._given)
-            self._graph = graph
+            with torch.cuda.graph(graph, pool=self._pool):
+                self._step(given)
+            self._graphs[shape] = graph, given
         except RuntimeError:
             # A step that waits for the device, as torch's matrix exponential does, can't be recorded.
             torch.cuda.synchronize()
+            self._wanted = False

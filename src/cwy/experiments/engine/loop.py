@@ -88,7 +88,7 @@ class Loop:
             self._restore()
             if self.group.first:
                 self.log = opened.enter_context(closing(Log(self.folder.path, self.step)))
-            self.display.begin(self.settings, self.step, self.task.iterations)
+            self.display.begin(self.settings, self.step, self.task.iterations, self.task.facts)
             opened.callback(self.display.end)
             try:
                 self._steps(stop)
@@ -232,6 +232,8 @@ class Loop:
             "final": self.state.final,
             "best": self.state.best,
         }
+        if self.task.facts:
+            record["data"] = self.task.facts
         if self.state.crossings:
             record["crossings"] = self.state.crossings
         self._write_weights(WEIGHTS)

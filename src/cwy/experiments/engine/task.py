@@ -44,6 +44,8 @@ class Settings:
     @property
     def name(self) -> str:
         """The name of its folder in a sweep."""
+        if self.recipe.startswith(self.method):
+            return f"{self.recipe}-seed{self.seed}"
         reflections = getattr(self.config, "reflections", None)
         return f"{self.recipe}-{self.method}{f'-L{reflections}' if reflections else ''}-seed{self.seed}"
 
@@ -127,6 +129,11 @@ class Task(ABC, Generic[C]):
         """Metrics by split, e.g. ``{"test": {"loss": 0.1, "accuracy": 0.9}}``."""
         return {}
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the record says of the data."""
+        return {}
+
     def watch(self, model: nn.Module) -> dict[str, Tensor]:
         """Metrics that need the gradients: called after the backward, before the step."""
         return {}
@@ -152,14 +159,21 @@ class Task(ABC, Generic[C]):
             count, names = count + len(batch[0]), ["loss", *metrics]
         return dict(zip(names, (sums / count).tolist(), strict=True))
 
-    def generator(self, *what: object) -> torch.Generator:
-        """Random numbers on the device that depend on the seed and on ``what`` alone, e.g. ``generator("train", step)``."""
+    def generator(self, *what: object, device: torch.device | str | None = None) -> torch.Generator:
+        """Random numbers that depend on the seed and on ``what`` alone, as in ``generator("train", step)``."""
         text = "/".join(map(str, (self.settings.seed, *what)))
         seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
-        return torch.Generator(self.device).manual_seed(seed)
+        return torch.Generator(device or self.device).manual_seed(seed)
 
 
-HOMES = {"copying": "copying", "adding": "adding", "mnist": "mnist", "pmnist": "mnist", "convergence": "convergence"}
+HOMES = {
+    "copying": "copying",
+    "adding": "adding",
+    "mnist": "mnist",
+    "pmnist": "mnist",
+    "convergence": "convergence",
+    "nmt": "nmt",
+}
 TASKS = tuple(HOMES)
 """The tasks' names. A task is a subclass of Task in the folder that HOMES names."""
 
@@ -173,7 +187,7 @@ def load(name: str) -> type[Task]:
 
 def settings(
     what: str,
-    method: str,
+    method: str | None = None,
     seed: int = 0,
     assignments: tuple[str, ...] = (),
     *,
@@ -181,11 +195,15 @@ def settings(
     precision: str | None = None,
     compile: bool = False,
 ) -> Settings:
-    """The settings of a run from its name, ``TASK`` or ``TASK/RECIPE``, and what is set beside it; mistakes raise."""
+    """The settings of a run from its name, ``TASK`` or ``TASK/RECIPE``, and what is set beside it; mistakes raise.
+
+    Without a method it is the one that the recipe is named after, or cwy.
+    """
     name, _, recipe = what.partition("/")
     task = load(name)
     recipe = choose(f"recipe of {name}", recipe or next(iter(task.recipes)), task.recipes)
-    choose("method", method, task.methods())
+    named = (name for name in sorted(task.methods(), key=len, reverse=True) if recipe.startswith(name))
+    method = choose("method", next(named, "cwy") if method is None else method, task.methods())
     precision = choose("precision", precision or task.precision, PRECISIONS)
     config = task.recipes[recipe](method).with_settings(assignments)
     return Settings(name, recipe, method, seed, config, device, precision, compile)
