@@ -111,7 +111,7 @@ class Loop:
             if self.step % self.config.log_every == 0 or last:
                 self._read()
             if self.step % period == 0 or last:
-                self._evaluate()
+                self._evaluate(last)
             signal = self.group.agree_to_stop(stop.signal)
             if (self.step % self.config.save_every == 0 or signal) and not last:
                 self._save()
@@ -174,12 +174,14 @@ class Loop:
             self.display.say(f"Warning: the orthogonality error after step {self.step} is {error:.1e}, above {WARN:.0e}.")
         return error
 
-    def _evaluate(self) -> None:
+    def _evaluate(self, last: bool) -> None:
         self._check()
         with self.clock.stopped():
             self.model.eval()
             with torch.no_grad(), self._autocast():
                 found = self.task.evaluate(self.model)
+                for split, metrics in self.task.conclude(self.model).items() if last else ():
+                    found.setdefault(split, {}).update(metrics)
             self.model.train()
             for split, metrics in found.items():
                 if not all(map(math.isfinite, metrics.values())):

@@ -129,6 +129,10 @@ class Task(ABC, Generic[C]):
         """Metrics by split, e.g. ``{"test": {"loss": 0.1, "accuracy": 0.9}}``."""
         return {}
 
+    def conclude(self, model: nn.Module) -> dict[str, dict[str, float]]:
+        """Further metrics by split, taken with the last evaluation alone."""
+        return {}
+
     @property
     def facts(self) -> dict[str, Any]:
         """What the record says of the data."""

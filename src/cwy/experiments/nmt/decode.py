@@ -33,15 +33,16 @@ def _search(model: Translator, source: Tensor, limit: int, beams: int) -> list[l
     scores = torch.full((batch, beams), -torch.inf, dtype=model.score.dtype, device=device)
     scores[:, 0] = 0
     # What follows an end is padding, and costs nothing.
-    over = scores.new_full((len(model.target.weight),), -torch.inf)
-    over[PAD] = 0
+    over, end = scores.new_full((2, len(model.target.weight)), -torch.inf)
+    over[PAD] = end[END] = 0
     first = torch.arange(batch, device=device).unsqueeze(1) * beams
-    for _ in range(limit + 1):
+    for count in range(limit + 1):
         state, _ = reader.advance(reader.inputs(words[:, -1]), state)
         told = model.readout(state[0])
         told[:, [PAD, START, UNKNOWN]] = -torch.inf
         ended = (words[:, -1] == END) | (words[:, -1] == PAD)
-        told = torch.where(ended.unsqueeze(1), over, told.log_softmax(-1))
+        told = told.log_softmax(-1)
+        told = torch.where(ended.unsqueeze(1), over, told if count < limit else told + end)
         scores, best = (scores.unsqueeze(-1) + told.view(batch, beams, -1)).flatten(1).topk(beams)
         parents = (first + best // told.shape[-1]).flatten()
         words = torch.cat([words[parents], (best % told.shape[-1]).view(-1, 1)], 1)
@@ -51,4 +52,4 @@ def _search(model: Translator, source: Tensor, limit: int, beams: int) -> list[l
     words = words[:, 1:].view(batch, beams, -1)
     winners = (scores / (words != PAD).sum(-1)).argmax(1)
     chosen = words[torch.arange(batch, device=device), winners].tolist()
-    return [[word for word in sentence[:limit] if word not in (END, PAD)] for sentence in chosen]
+    return [[word for word in sentence if word not in (END, PAD)] for sentence in chosen]

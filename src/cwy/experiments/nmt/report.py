@@ -65,8 +65,8 @@ def _parameters(run: Run) -> float | None:
     return run.record["parameters"] / 1e6 if run.record else None
 
 
-def _over_epochs(name: str, metric: str, label: str, split: str) -> Curve:
-    return Curve(name, metric, label, split=split, along="epoch", along_label="epoch")
+def _over_epochs(split: str, told: str) -> Curve:
+    return Curve(split, "loss", f"cross-entropy, nats a word ({told})", split=split, along="epoch", along_label="epoch")
 
 
 DESCRIPTIONS = {
@@ -78,10 +78,9 @@ DESCRIPTIONS = {
         "loss is a mean over targets padded to the longest of the corpus, and its perplexity 2^loss; both are given, too. BLEU "
         "is of greedy translations, lower-case and without accents. All at the end of training, on pairs that were not seen.",
         curves=(
-            _over_epochs("test", "loss", "cross-entropy, nats a word (test)", "test"),
-            _over_epochs("validation", "loss", "cross-entropy, nats a word (validation)", "validation"),
-            _over_epochs("train", "loss", "cross-entropy, nats a word (training)", "train"),
-            _over_epochs("bleu", "bleu", "BLEU (test)", "test"),
+            _over_epochs("test", "test"),
+            _over_epochs("validation", "validation"),
+            _over_epochs("train", "training"),
         ),
         columns=(
             Column("loss a word", _last("loss"), "{:.3f}".format),

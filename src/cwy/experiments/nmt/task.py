@@ -28,8 +28,8 @@ class Translation(RecurrentTask):
     """Pairs of sentences; the loss is the cross-entropy of a target's words and end, with those before given.
 
     Every epoch sees each training pair once, in batches of like length, drawn by the seed; so is the split. An evaluation
-    gives the loss a word and its perplexity; the paper's measures, with every target padded to the longest of the corpus and
-    perplexity 2^loss; and BLEU of greedy translations, by sacrebleu.
+    gives the loss a word and its perplexity, and the paper's measures: every target padded to the longest of the corpus, and
+    perplexity 2^loss. The last one gives BLEU of greedy translations, too, by sacrebleu.
     """
 
     name = "nmt"
@@ -98,18 +98,21 @@ class Translation(RecurrentTask):
         padded = float(total) / (count * self.corpus.longest[1])
         # A perplexity too large to write is one that a run can't go on with anyway.
         perplexities = {"perplexity": math.exp(min(loss, 500)), "paper_loss": padded, "paper_perplexity": 2 ** min(padded, 500)}
-        found = {"loss": loss, **perplexities, "bleu": self._bleu(cast(Translator, model))}
-        return {"test" if self.config.validation is None else "validation": found}
+        return {self._part: {"loss": loss, **perplexities}}
 
-    def _bleu(self, model: Translator) -> float:
+    def conclude(self, model: nn.Module) -> dict[str, dict[str, float]]:
         from sacrebleu import corpus_bleu
 
         said, meant = [], []
         for source, target in self._batches():
-            said += map(self.corpus.target.text, decode(model, source, 2 * source.shape[1]))
+            said += map(self.corpus.target.text, decode(cast(Translator, model), source, 2 * source.shape[1]))
             meant += map(self.corpus.target.text, target.tolist())
         # Forced: the text is meant to be cut into words already.
-        return corpus_bleu(said, [meant], force=True).score
+        return {self._part: {"bleu": corpus_bleu(said, [meant], force=True).score}}
+
+    @property
+    def _part(self) -> str:
+        return "test" if self.config.validation is None else "validation"
 
     def _batches(self) -> list[Bucket]:
         """The held-out pairs."""

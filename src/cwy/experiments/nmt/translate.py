@@ -86,12 +86,14 @@ class Interpreter:
 def _model(path: Path, settings: Settings, weights: dict[str, Tensor]) -> Translator:
     config, dtype = cast(NmtConfig, settings.config), PRECISIONS[settings.precision]
     try:
+        if "_extra_state" not in weights:
+            raise ConfigError("they hold no words")
         names = json.loads(bytes(weights["_extra_state"].tolist()))
         source, target = (Vocabulary(names[side][len(SPECIAL) :]) for side in ("source", "target"))
         model = Translator(settings.method, config, (source, target), names["longest"], dtype)
         model.load_state_dict(weights)
-    except (KeyError, ValueError, RuntimeError) as error:
-        told = str(error).splitlines()
-        reason = told[1].strip() if len(told) > 1 else told[0]
-        raise Damaged(f"the weights in {path} ({WEIGHTS}) are not those of its settings: {reason}") from None
+    except (ValueError, RuntimeError) as error:
+        # Of torch's list of what does not fit, the first.
+        reason = str(error).splitlines()[:2][-1].strip().rstrip(".")
+        raise Damaged(f"the weights in {path} ({WEIGHTS}) are not those of its settings: {reason}.") from None
     return model
