@@ -113,7 +113,7 @@ def translate(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run of nmt.")],
     text: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[TEXT]...", help="Sentences; without any, lines from stdin.", show_default=False),
+        typer.Argument(metavar="[TEXT]", help="Sentences; without any, lines from stdin.", show_default=False),
     ] = None,
     beams: Annotated[int, typer.Option(metavar="K", min=1, help="Sentences followed at once; 1 is greedy.")] = 1,
     attention: Annotated[
@@ -127,13 +127,14 @@ def translate(
 ) -> None:
     """Translates by a trained run: a line of translation for every sentence; what to know about one goes to stderr."""
     _need_experiments()
+    from .data import DataError
     from .engine.command import check_device
     from .nmt.command import translate
 
     def say(note: str) -> None:
         print(f"cwy: {note}", file=sys.stderr)
 
-    with plainly(ValueError):
+    with plainly(ValueError), plainly(DataError):
         check_device(device)
         translate(run, text, beams, attention, held_out, device, say)
 

@@ -103,7 +103,8 @@ class Loop:
             self.model.compile()
         model = self.group.wrap(self.model)
         alone = self.device.type == "cuda" and self.group.size == 1 and not self.settings.compile
-        train = Step(lambda batch: self._step(model, batch), wanted=alone and self.task.capturable)
+        wanted = alone and self.task.capturable
+        train = Step(lambda batch: self._step(model, batch), wanted, self.optimizer.zero_grad)
         total, period = self.task.iterations, self.config.evaluate_every or self.task.epoch or self.task.iterations
         while self.step < total:
             self._train(train)

@@ -40,7 +40,7 @@ def buckets(
         if length == lengths[-1] or (len(left) >= at_least and longer >= at_least):
             rows = [(source.numbers(one), target.numbers(other)) for one, other in left]
             rows.append(([END], []))
-            made.append(Bucket(*(_padded([row[side] for row in rows], length).to(device) for side in (0, 1))))
+            made.append(Bucket(*(padded([row[side] for row in rows], length).to(device) for side in (0, 1))))
             left = []
     return made
 
@@ -60,5 +60,7 @@ def steps(made: list[Bucket], size: int) -> int:
     return sum(-(-len(bucket) // size) for bucket in made)
 
 
-def _padded(rows: list[list[int]], length: int) -> Tensor:
+def padded(rows: list[list[int]], length: int | None = None) -> Tensor:
+    """Rows of numbers, padded to a length, or to the longest."""
+    length = max(map(len, rows)) if length is None else length
     return torch.tensor([row + [PAD] * (length - len(row)) for row in rows])

@@ -32,22 +32,23 @@ def _search(model: Translator, source: Tensor, limit: int, beams: int) -> list[l
     # At first all beams are alike, and one is enough.
     scores = torch.full((batch, beams), -torch.inf, dtype=model.score.dtype, device=device)
     scores[:, 0] = 0
-    # What follows an end is padding, and costs nothing.
+    # What follows an end is padding, and costs nothing; what is never said; and, at the limit, the end alone.
     over, end = scores.new_full((2, len(model.target.weight)), -torch.inf)
+    never = torch.zeros_like(over)
     over[PAD] = end[END] = 0
+    never[[PAD, START, UNKNOWN]] = -torch.inf
     first = torch.arange(batch, device=device).unsqueeze(1) * beams
+    ended = torch.zeros(batch * beams, dtype=torch.bool, device=device)
     for count in range(limit + 1):
         state, _ = reader.advance(reader.inputs(words[:, -1]), state)
-        told = model.readout(state[0])
-        told[:, [PAD, START, UNKNOWN]] = -torch.inf
-        ended = (words[:, -1] == END) | (words[:, -1] == PAD)
-        told = told.log_softmax(-1)
+        told = (model.readout(state[0]) + never).log_softmax(-1)
         told = torch.where(ended.unsqueeze(1), over, told if count < limit else told + end)
         scores, best = (scores.unsqueeze(-1) + told.view(batch, beams, -1)).flatten(1).topk(beams)
         parents = (first + best // told.shape[-1]).flatten()
         words = torch.cat([words[parents], (best % told.shape[-1]).view(-1, 1)], 1)
         state = tuple(part[parents] for part in state)
-        if ((words[:, -1] == END) | (words[:, -1] == PAD)).all():
+        ended = (words[:, -1] == END) | (words[:, -1] == PAD)
+        if ended.all():
             break
     words = words[:, 1:].view(batch, beams, -1)
     winners = (scores / (words != PAD).sum(-1)).argmax(1)

@@ -16,7 +16,7 @@ from ..data import DataError
 from ..engine.config import ConfigError
 from ..engine.task import Batch, Settings
 from ..recurrent import BASELINES, RecurrentTask
-from .buckets import Bucket, buckets, plan, steps
+from .buckets import Bucket, buckets, padded, plan, steps
 from .corpus import load
 from .decode import decode
 from .model import Translator
@@ -82,8 +82,8 @@ class Translation(RecurrentTask):
         number, rows = self._plan[1][index]
         source, target = (part[rows] for part in self.train[number])
         # The mean over rows, weighted so, is the mean over words, however the rows are shared out.
-        weight = len(rows) / (target != PAD).sum()
-        return source, target, weight.to(self.dtype).expand(len(rows)).contiguous()
+        weight = len(rows) / (target != PAD).sum().to(self.dtype)
+        return source, target, weight.expand(len(rows)).contiguous()
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         source, target, weight = batch
@@ -103,10 +103,12 @@ class Translation(RecurrentTask):
     def conclude(self, model: nn.Module) -> dict[str, dict[str, float]]:
         from sacrebleu import corpus_bleu
 
-        said, meant = [], []
-        for source, target in self._batches():
+        pairs, size, said = sorted(self.corpus.held_out, key=lambda pair: len(pair[0])), self.config.test_batch_size, []
+        for first in range(0, len(pairs), size):
+            source = padded([self.corpus.source.numbers(words) for words, _ in pairs[first : first + size]]).to(self.device)
             said += map(self.corpus.target.text, decode(cast(Translator, model), source, 2 * source.shape[1]))
-            meant += map(self.corpus.target.text, target.tolist())
+        # The references as they are, words that are not known included.
+        meant = [" ".join(target) for _, target in pairs]
         # Forced: the text is meant to be cut into words already.
         return {self._part: {"bleu": corpus_bleu(said, [meant], force=True).score}}
 
