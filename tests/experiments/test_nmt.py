@@ -1,5 +1,6 @@
 """Translation, the whole way from a file to a translation: training, stopping, going on, reporting."""
 
+import hashlib
 import json
 import signal
 import zipfile
@@ -10,7 +11,8 @@ import pytest
 import torch
 from matplotlib.image import imread
 
-from cwy.experiments.data import DATASETS, DataError, inspect
+from cwy.experiments.data import DataError, fetch, inspect
+from cwy.experiments.data.sets import TATOEBA
 from cwy.experiments.engine import graph, task
 from cwy.experiments.engine.command import RunError
 from cwy.experiments.engine.config import ConfigError
@@ -28,6 +30,7 @@ from cwy.experiments.report.panels import arrange
 from ..test_cli import COMMAND, run
 from .process import cwy, numbers, resume, same, start, until, weights
 from .sample import CONFIG, write_run
+from .test_data import Server
 
 ENGLISH = ["a", "big", "red", "dog", "cat", "house", "sees", "has", "my", "your", "old", "new"]
 SPANISH = ["un", "gran", "rojo", "perro", "gato", "casa", "ve", "tiene", "mi", "tu", "viejo", "nuevo"]
@@ -71,18 +74,22 @@ def test_a_file_that_is_none_is_refused(content, message):
 
 
 def test_an_archive_is_known_by_what_is_in_it(tmp_path):
-    (file,) = DATASETS["tatoeba"].files
-    path = tmp_path / file.name
     content = b"a\tb\n" * 1000
-    file = replace(file, size=len(content), sha256="7a65e97a9c7f1a9b7a6cd0a9db5f3e3c1d7e0e5f0c8b8f9a2d7b4b1d1c0e9f8a")
+    file = replace(TATOEBA.files[0], size=len(content), sha256=hashlib.sha256(content).hexdigest())
+    packed = []
     for packing in zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED:
-        with zipfile.ZipFile(path, "w", packing) as archive:
+        with zipfile.ZipFile(tmp_path / "packed", "w", packing) as archive:
             archive.writestr(file.inside, content)
-        wrong = inspect(path, file)
-        assert "wrong content, sha256" in wrong
-        assert inspect(path, replace(file, sha256=wrong.split()[-1])) is None
-    whole = path.read_bytes()
-    for damaged in whole[:-30], whole[:60] + b"\0" * 9 + whole[69:], b"":
+        packed.append((tmp_path / "packed").read_bytes())
+        with Server(**{file.name: packed[-1]}) as server:
+            some = replace(TATOEBA, home=server.home, files=(file,))
+            assert (fetch(some, tmp_path / str(packing)) / file.name).read_bytes() == packed[-1]
+    assert packed[0] != packed[1]
+    with Server(cut=70, **{file.name: packed[1]}) as server, pytest.raises(DataError, match="It was deleted: try again"):
+        fetch(replace(TATOEBA, home=server.home, files=(file,)), tmp_path / "cut")
+    assert not list((tmp_path / "cut").rglob("*.partial"))
+    path, (head, _, tail) = tmp_path / "damaged", packed[1].partition(b"spa.txt")
+    for damaged in packed[1][:-30], head + b"spa.txt" + b"\0" * 9 + tail[9:], packed[0].replace(b"a\tb", b"b\ta"), b"":
         path.write_bytes(damaged)
         assert inspect(path, file)
 
@@ -212,7 +219,21 @@ def test_batches_have_few_shapes_and_every_pair_once(pairs):
     assert sorted(pair for pair in said if pair[1]) == sorted((" ".join(a), " ".join(b)) for a, b in nmt.corpus.train)
     for _, target, weight in batches:
         assert float(weight.sum()) == pytest.approx(32 * 32 / int((target != PAD).sum()))
-    assert all(torch.equal(a, b) for a, b in zip(nmt.batch(nmt.epoch + 1), nmt.batch(nmt.epoch + 1), strict=True))
+    fresh = task.load("nmt")(nmt.settings, torch.device("cpu"))
+    assert all(torch.equal(a, b) for a, b in zip(nmt.batch(nmt.epoch + 1), fresh.batch(nmt.epoch + 1), strict=True))
+
+
+@torch.no_grad()
+def test_the_loss_of_a_batch_is_that_of_its_shares(pairs, monkeypatch):
+    texts = (f"file={pairs}", "pairs=none", "batch_size=32", "hidden_size=8", "embedding_size=4")
+    nmt = task.load("nmt")(task.settings("nmt/small", assignments=texts, precision="float64"), torch.device("cpu"))
+    batch, model, shares = nmt.batch(0), nmt.model(), []
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    for rank in range(3):
+        monkeypatch.setenv("RANK", str(rank))
+        mine, weight = Group("cpu").share(batch)
+        shares.append(float(nmt.loss(model, mine)[0]) * weight)
+    assert sum(shares) / 3 == pytest.approx(float(nmt.loss(model, batch)[0]), rel=1e-12)
 
 
 def test_the_report_holds_times_against_the_lstm_and_the_paper(tmp_path):

@@ -72,7 +72,7 @@ def _over_epochs(split: str, told: str) -> Curve:
 DESCRIPTIONS = {
     "nmt": Description(
         title="Translation",
-        panels={"hidden_size": "N", "validation": "validation part"},
+        panels={"hidden_size": "N", "validation": "validation"},
         about="Spanish sentences of Tatoeba are translated into English by an encoder and a decoder with additive attention. "
         "Loss and perplexity are those of a word, in nats, with the words before given. As we read the paper's tables, its "
         "loss is a mean over targets padded to the longest of the corpus, and its perplexity 2^loss; both are given, too. BLEU "
