@@ -22,6 +22,7 @@ from cwy.experiments.engine.loop import Loop
 from cwy.experiments.engine.run import Folder
 from cwy.experiments.nmt.command import translate
 from cwy.experiments.nmt.corpus import load, read
+from cwy.experiments.nmt.recipes import paper
 from cwy.experiments.nmt.report import epoch_seconds
 from cwy.experiments.nmt.text import PAD
 from cwy.experiments.report import find_runs, write
@@ -42,21 +43,25 @@ def test_a_file_is_split_once_and_for_all(tmp_path):
     file.write_text(
         "\ufeff" + "\r\n".join([*rows, "no tab", "only one side\t...", "", rows[0].upper(), "\t"]), encoding="utf-8"
     )
-    corpus = load(str(file), "2-1", 3, None, None, 1)
+
+    def corpus_of(seed=3, **more):
+        return load(replace(paper("cwy"), file=str(file), min_count=1, **more), seed)
+
+    corpus = corpus_of()
     assert [corpus.facts[key] for key in ("pairs", "bad lines", "repeated pairs", "train", "test")] == [102, 1, 1, 81, 20]
     assert ("tengo", "7", ".") in {source for source, _ in (*corpus.train, *corpus.held_out)}
     assert not set(corpus.train) & set(corpus.held_out)
-    assert load(str(file), "2-1", 3, None, None, 1).train == corpus.train
-    assert load(str(file), "2-1", 4, None, None, 1).train != corpus.train
+    assert corpus_of().train == corpus.train
+    assert corpus_of(seed=4).train != corpus.train
     seen = {source for source, _ in corpus.train}
     overlap = sum(source in seen for source, _ in corpus.held_out) / 20
     assert corpus.facts["held-out sentences seen in training"] == [overlap, 0]
     assert set(corpus.target.words[4:]) == {word for _, target in corpus.train for word in target}
     # What a rate is chosen on is a part of the training pairs.
-    chosen = load(str(file), "2-1", 3, None, 0.25, 1)
+    chosen = corpus_of(validation=0.25)
     assert set(chosen.train) | set(chosen.held_out) == set(corpus.train)
     assert (len(chosen.held_out), "test" in chosen.facts) == (20, False)
-    assert load(str(file), "1-2", 3, None, None, 1).train == [(target, source) for source, target in corpus.train]
+    assert corpus_of(columns="1-2").train == [(target, source) for source, target in corpus.train]
 
 
 @pytest.mark.parametrize(
@@ -92,6 +97,14 @@ def test_an_archive_is_known_by_what_is_in_it(tmp_path):
     for damaged in packed[1][:-30], head + b"spa.txt" + b"\0" * 9 + tail[9:], packed[0].replace(b"a\tb", b"b\ta"), b"":
         path.write_bytes(damaged)
         assert inspect(path, file)
+
+
+@pytest.mark.skipif(not (TATOEBA.folder() / TATOEBA.files[0].name).exists(), reason="Tatoeba is not in CWY_DATA")
+def test_tatoeba_is_read_whole():
+    corpus = load(paper("cwy"), 0)
+    assert [corpus.facts[key] for key in ("pairs", "bad lines", "train", "test")] == [118_964, 0, 95_069, 23_767]
+    assert corpus.longest == (52, 50)
+    assert [7 < mean < 8 for mean in corpus.facts["mean words"]] == [True, True]
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..data import DataError, tatoeba
+from .recipes import NmtConfig
 from .text import Vocabulary, Words, words
 
 TEST = 0.2
@@ -37,33 +38,22 @@ class Corpus:
         return max(source for source, _ in lengths) + 1, max(target for _, target in lengths) + 1
 
 
-def load(
-    file: str | None, columns: str, seed: int, pairs: int | None, validation: float | None, min_count: int
-) -> Corpus:  # fmt: skip
-    """The corpus of a run.
-
-    Args:
-        file: tab-separated, in UTF-8; None is Tatoeba.
-        columns: "2-1" translates the second column into the first, "1-2" the first into the second.
-        seed: draws the split.
-        pairs: how many to take; None is all.
-        validation: the part of the training pairs that is held out in place of the test pairs, which are then left alone.
-        min_count: how often a word of the training pairs must occur to be known.
-    """
-    content, name = (tatoeba.load(), "Tatoeba") if file is None else (_bytes(Path(file)), file)
-    found, bad = read(content, name, columns)
+def load(config: NmtConfig, seed: int) -> Corpus:
+    """The corpus of a run; the seed draws the split."""
+    content, name = (tatoeba.load(), "Tatoeba") if config.file is None else (_bytes(Path(config.file)), config.file)
+    found, bad = read(content, name, config.columns)
     distinct = list(dict.fromkeys(found))
     random.Random(seed).shuffle(distinct)  # noqa: S311
-    chosen = distinct[:pairs]
+    chosen = distinct[: config.pairs]
     count = round(TEST * len(chosen))
     test, train = chosen[:count], chosen[count:]
     part = "test"
-    if validation is not None:
-        count = round(validation * len(train))
+    if config.validation is not None:
+        count = round(config.validation * len(train))
         part, test, train = "validation", train[:count], train[count:]
     if not test or not train:
         raise DataError(f"{name} has {len(chosen)} different pairs: too few to train on some and to hold out others.")
-    source, target = (Vocabulary.of((pair[side] for pair in train), min_count) for side in (0, 1))
+    source, target = (Vocabulary.of((pair[side] for pair in train), config.min_count) for side in (0, 1))
     facts = {
         "file": name,
         "sha256": hashlib.sha256(content).hexdigest(),

@@ -45,7 +45,7 @@ class Translation(RecurrentTask):
         c = self.config
         if settings.recipe not in ("paper", "small") and not settings.recipe.startswith(settings.method):
             raise ConfigError(f"the recipe {settings.recipe} is not for {settings.method}. Use nmt/paper.")
-        self.corpus = load(c.file, c.columns, settings.seed, c.pairs, c.validation, c.min_count)
+        self.corpus = load(c, settings.seed)
         words = self.corpus.source, self.corpus.target
         self.train = buckets(self.corpus.train, *words, c.bucket, c.batch_size, device)
         self.held_out = buckets(self.corpus.held_out, *words, c.bucket, c.test_batch_size, device)

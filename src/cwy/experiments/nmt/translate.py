@@ -14,6 +14,7 @@ from ..engine.config import ConfigError
 from ..engine.files import Damaged
 from ..engine.run import WEIGHTS, Folder
 from ..engine.task import PRECISIONS, Settings
+from .corpus import load
 from .decode import decode
 from .figure import attention_map
 from .model import Translator
@@ -48,6 +49,7 @@ class Interpreter:
             raise ConfigError(
                 f"{path} is a run of {self.settings.task}, which translates nothing. Train one: cwy train nmt/small"
             )
+        self.config = cast(NmtConfig, self.settings.config)
         self.model = _model(path, self.settings, folder.read_weights(say)).to(device).eval()
 
     def translate(self, text: str, beams: int = 1) -> Spoken:
@@ -75,8 +77,7 @@ class Interpreter:
 
     def held_out(self, count: int, beams: int = 1) -> Iterator[tuple[Spoken, str]]:
         """The first held-out pairs of the run, in the order of the split: each with its translation and its reference."""
-        task = Translation(self.settings, torch.device("cpu"))
-        for source, target in task.corpus.held_out[:count]:
+        for source, target in load(self.config, self.settings.seed).held_out[:count]:
             yield self.translate(" ".join(source), beams), " ".join(target)
 
     def _tensor(self, numbers: Iterable[int]) -> Tensor:
