@@ -6,6 +6,7 @@ A task is a subclass of :class:`~cwy.experiments.engine.task.Task` in a folder o
 - ``Config``, a frozen dataclass below :class:`~cwy.experiments.engine.config.Config`, and ``recipes``, functions
   ``method -> Config`` by name;
 - ``model()``, ``iterations``, ``batch(step)``, ``loss(model, batch)``; and, where it needs them, ``evaluate(model)``,
+  ``conclude(model)`` (metrics of the end alone), ``facts`` (what the record says of the data),
   ``watch(model)`` (metrics of the gradients), ``rate(step)`` (a schedule), ``after_step(...)``.
 
 ``loop.Loop(settings, folder, group, display).run()`` trains one; the rest are its parts: config, checkpoint, log, run

@@ -54,16 +54,15 @@ class Interpreter:
 
     def translate(self, text: str, beams: int = 1) -> Spoken:
         """A translation of a sentence; one without words has none."""
-        source, target = self.model.vocabularies
-        found = words(text)
-        notes = []
+        (source, target), longest = self.model.vocabularies, self.model.longest
+        found, notes = words(text), []
         if unknown := [word for word in dict.fromkeys(found) if word not in source]:
             notes.append(f"not known: {', '.join(unknown)}")
-        if len(found) >= self.model.longest * 2:
-            notes.append(f"{len(found)} words, the longest sentence in training had {self.model.longest}: do not rely on it")
+        if len(found) > longest:
+            notes.append(f"{len(found)} words, the longest sentence in training had {longest}: do not rely on it")
         if not found:
             return Spoken(found, "", ["there is no word in it"])
-        (said,) = decode(self.model, self._tensor(source.numbers(found)), 2 * len(found) + 10, beams)
+        (said,) = decode(self.model, self._tensor(source.numbers(found)), 2 * min(len(found), longest) + 10, beams)
         return Spoken(found, target.text(said), notes)
 
     @torch.no_grad()
