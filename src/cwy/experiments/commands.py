@@ -60,7 +60,7 @@ def train(
         str,
         typer.Argument(
             metavar="TASK[/RECIPE]",
-            help="copying, adding, mnist, pmnist, convergence, kth, weizmann or movingmnist; e.g. copying/small.",
+            help="copying, adding, mnist, pmnist, convergence, nmt, kth, weizmann or movingmnist; e.g. copying/small.",
         ),
     ],
     method: Annotated[
@@ -112,6 +112,36 @@ def resume(
     from .engine import command
 
     _run(lambda console: command.resume(folder, device, console))
+
+
+def translate(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run of nmt.")],
+    text: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[TEXT]", help="Sentences; without any, lines from stdin.", show_default=False),
+    ] = None,
+    beams: Annotated[int, typer.Option(metavar="K", min=1, help="Sentences followed at once; 1 is greedy.")] = 1,
+    attention: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Draws the attention of one sentence: .png, .svg, .pdf.", show_default=False),
+    ] = None,
+    held_out: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="The run's first N held-out pairs instead.", show_default=False)
+    ] = None,
+    device: Annotated[str, typer.Option(metavar="NAME", help="cpu, cuda, cuda:1, …")] = "cpu",
+) -> None:
+    """Translates by a trained run: a line of translation for every sentence; what to know about one goes to stderr."""
+    _need_experiments()
+    from .data import DataError
+    from .engine.command import check_device
+    from .nmt.command import translate
+
+    def say(note: str) -> None:
+        print(f"cwy: {note}", file=sys.stderr)
+
+    with plainly(ValueError), plainly(DataError):
+        check_device(device)
+        translate(run, text, beams, attention, held_out, device, say)
 
 
 def runs(folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="Where to look.")] = Path("runs")) -> None:
@@ -219,5 +249,5 @@ def _need_experiments() -> None:
         sys.exit(f'cwy: the experiments need {", ".join(missing)}. To install:\n\n    pip install "cwy[experiments]"\n')
 
 
-COMMANDS = (demo, train, resume, runs, report)
+COMMANDS = (demo, train, resume, translate, runs, report)
 DATA = (data_list, data_check, data_fetch, data_decode)

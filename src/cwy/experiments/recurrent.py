@@ -91,14 +91,19 @@ class Recurrent(nn.Module):
 
 
 def _baseline(method: str, config: RecurrentConfig, inputs: int, dtype: torch.dtype) -> nn.RNNBase:
+    check_baseline(method, config)
+    if method != "rnn":
+        return BASELINES[method](inputs, config.hidden_size, dtype=dtype)
+    return nn.RNN(inputs, config.hidden_size, nonlinearity=config.nonlinearity, dtype=dtype)
+
+
+def check_baseline(method: str, config: RecurrentConfig) -> None:
+    """Raises where a setting is not for this network of torch."""
     for name in ("reflections", "init", "base_every"):
         if getattr(config, name) is not None:
             raise ConfigError(f"{name} is a setting of orthogonal methods, and {method} is none. Leave it out.")
-    if method != "rnn":
-        return BASELINES[method](inputs, config.hidden_size, dtype=dtype)
-    if config.nonlinearity not in ("tanh", "relu"):
+    if method == "rnn" and config.nonlinearity not in ("tanh", "relu"):
         raise ConfigError(f"nonlinearity must be 'tanh' or 'relu' for rnn, got {config.nonlinearity!r}.")
-    return nn.RNN(inputs, config.hidden_size, nonlinearity=config.nonlinearity, dtype=dtype)
 
 
 class RecurrentTask(Task[RecurrentConfig]):

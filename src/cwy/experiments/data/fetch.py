@@ -15,7 +15,7 @@ from urllib.request import Request, urlopen
 
 from filelock import FileLock
 
-from .unpack import unpack, unpacked
+from .unpack import member, unpack, unpacked
 
 TIMEOUT = 30
 BLOCK = 1 << 16
@@ -32,13 +32,15 @@ class DataError(RuntimeError):
 class File:
     """One file of a data set: its name, also below the set's address, its bytes and their hash; an archive is unpacked.
 
-    Where its publisher gives neither size nor SHA-256, the size is None and the hash a SHA-1, told by its length.
+    Where its publisher gives neither size nor SHA-256, the size is None and the hash a SHA-1, told by its length. Of a zip file
+    whose packing does not matter, ``inside`` names a member: size and SHA-256 are then that member's.
     """
 
     name: str
     size: int | None
     sha256: str
     archive: bool = False
+    inside: str | None = None
 
     @property
     def kind(self) -> str:
@@ -84,6 +86,13 @@ def inspect(path: Path, file: File) -> str | None:
     """What is wrong with a file: None if it is there and every byte is right."""
     if not path.is_file():
         return "is missing"
+    if file.inside:
+        try:
+            content = member(path, file.inside, file.size)
+        except ValueError as error:
+            return f"is no archive of {file.inside}: {error}"
+        found = hashlib.sha256(content).hexdigest()
+        return None if found == file.sha256 else f"has a {file.inside} of the wrong content, sha256 {found}"
     if file.size is not None and path.stat().st_size != file.size:
         return f"has {path.stat().st_size} bytes, not {file.size}"
     found = digest(path, file.kind)
@@ -127,13 +136,11 @@ def _fetch(file: File, url: str, path: Path, watch: Watch) -> None:
         with FileLock(path.with_name(".lock")):
             if inspect(path, file) is None:
                 return
-            # An attempt that got further is worth another.
-            before = -1
-            while before < (done := _size(partial)) and not _ended(partial, file, done):
-                before = done
-                _continue(file, url, partial, done, watch)
-            if file.size is not None and done < file.size:
-                raise OSError(f"the connection ended after {done} of {file.size} bytes")
+            if file.inside:
+                # How long the archive is nobody knows before: it comes in one go.
+                _continue(file, url, partial, 0, watch)
+            else:
+                _complete(file, url, partial, watch)
             if wrong := inspect(partial, file):
                 partial.unlink()
                 raise DataError(
@@ -146,6 +153,16 @@ def _fetch(file: File, url: str, path: Path, watch: Watch) -> None:
             f"To use a copy from elsewhere, put it at\n    {path}\n"
             f"({file.kind} {file.sha256}), or set CWY_DATA to a folder that holds {path.parent.name}/{file.name}."
         ) from error
+
+
+def _complete(file: File, url: str, partial: Path, watch: Watch) -> None:
+    # An attempt that got further is worth another.
+    before = -1
+    while before < (done := _size(partial)) and not _ended(partial, file, done):
+        before = done
+        _continue(file, url, partial, done, watch)
+    if file.size is not None and done < file.size:
+        raise OSError(f"the connection ended after {done} of {file.size} bytes")
 
 
 def _continue(file: File, url: str, partial: Path, done: int, watch: Watch) -> None:

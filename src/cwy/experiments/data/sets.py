@@ -48,7 +48,21 @@ WEIZMANN = DataSet(
     _listed("weizmann.tsv"),
 )
 
-DATASETS = {dataset.name: dataset for dataset in (MNIST, KTH, WEIZMANN)}
+TATOEBA = DataSet(
+    "tatoeba",
+    "118,964 English sentences and their Spanish translations (tatoeba.org, manythings.org/anki; CC BY 2.0)",
+    "https://storage.googleapis.com/download.tensorflow.org/data/",
+    (
+        File(
+            "spa-eng.zip",
+            8042772,
+            "6ec60e212f812ee3430f7568ea6f33b6fb080e32193c5952e8da0ee8ba45574c",
+            inside="spa-eng/spa.txt",
+        ),
+    ),
+)
+
+DATASETS = {dataset.name: dataset for dataset in (MNIST, KTH, WEIZMANN, TATOEBA)}
 
 
 def find(name: str) -> DataSet:

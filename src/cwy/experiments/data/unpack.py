@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tarfile
 import zipfile
+import zlib
 from pathlib import Path
 from shutil import rmtree
 from tempfile import mkdtemp
@@ -36,6 +37,19 @@ def unpack(archive: Path) -> Path:
     finally:
         rmtree(work, ignore_errors=True)
     return target
+
+
+def member(archive: Path, name: str, size: int) -> bytes:
+    """The bytes of one member of a .zip, which must be so many."""
+    try:
+        with zipfile.ZipFile(archive) as members:
+            if (found := members.getinfo(name).file_size) != size:
+                raise ValueError(f"it has {found} bytes, not {size}")
+            return members.read(name)
+    except (zipfile.BadZipFile, zlib.error) as error:
+        raise ValueError(f"{error}") from error
+    except KeyError:
+        raise ValueError("it is not in there") from None
 
 
 def _refuse_outsiders(archive: Path, names: list[str], target: Path) -> None:

@@ -23,7 +23,7 @@ from .signals import Stop
 from .task import Settings
 
 FAILED = 1
-MEASURES = ("loss", "accuracy")
+MEASURES = ("loss", "accuracy", "bleu")
 
 
 class RunError(Exception):
@@ -146,7 +146,7 @@ def _problem(settings: Settings, folder: Folder, go_on: bool) -> str:
 
 
 def _told(record: dict, folder: Folder) -> str:
-    split = "test" if "test" in record["final"] else "train"
+    split = next(split for split in ("test", "validation", "train") if split in record["final"])
     final = ", ".join(f"{split} {name} {value:.4g}" for name, value in record["final"][split].items() if name in MEASURES)
     best = record["best"]
     told = f"\nBest {best['metric']}: {best['value']:.4g}, at step {best['step']}" if best else ""

@@ -81,6 +81,7 @@ def _words(metrics: dict[str, float]) -> str:
     forms = {
         "loss": "loss {:.3g}",
         "accuracy": "acc {:.1%}",
+        "bleu": "BLEU {:.1f}",
         "step_ms": "{:.3g} ms",
         "orthogonality_error": "orth {:.0e}",
     }

@@ -25,10 +25,11 @@ class Step:
     Args:
         step: reads the batch and tensors that stay where they are, leaves no new ones behind, and waits for nothing.
         wanted: whether to record it. What can't be recorded runs as it is.
+        undo: called when a recording has failed, to drop the gradients that it may have left.
     """
 
-    def __init__(self, step: Callable[[Batch], None], wanted: bool) -> None:
-        self._step, self._wanted = step, wanted
+    def __init__(self, step: Callable[[Batch], None], wanted: bool, undo: Callable[[], None]) -> None:
+        self._step, self._wanted, self._undo = step, wanted, undo
         self._seen: Counter[Shape] = Counter()
         self._graphs: dict[Shape, tuple[torch.cuda.CUDAGraph, Batch]] = {}
         # One step is over before the next begins: the graphs can use the same memory.
@@ -66,5 +67,6 @@ class Step:
             self._graphs[shape] = graph, given
         except RuntimeError:
             # A step that waits for the device, as torch's matrix exponential does, can't be recorded.
-            torch.cuda.synchronize()
             self._wanted = False
+            self._undo()
+            torch.cuda.synchronize()

@@ -104,7 +104,8 @@ class Loop:
             self.model.compile()
         model = self.group.wrap(self.model)
         alone = self.device.type == "cuda" and self.group.size == 1 and not self.settings.compile
-        train = Step(lambda batch: self._step(model, batch), wanted=alone and self.task.capturable)
+        wanted = alone and self.task.capturable
+        train = Step(lambda batch: self._step(model, batch), wanted, self.optimizer.zero_grad)
         total, period = self.task.iterations, self.config.evaluate_every or self.task.epoch or self.task.iterations
         while self.step < total:
             self._train(train)
@@ -112,7 +113,7 @@ class Loop:
             if self.step % self.config.log_every == 0 or last:
                 self._read()
             if self.step % period == 0 or last:
-                self._evaluate()
+                self._evaluate(last)
             signal = self.group.agree_to_stop(stop.signal)
             if (self.step % self.config.save_every == 0 or signal) and not last:
                 self._save()
@@ -175,12 +176,14 @@ class Loop:
             self.display.say(f"Warning: the orthogonality error after step {self.step} is {error:.1e}, above {WARN:.0e}.")
         return error
 
-    def _evaluate(self) -> None:
+    def _evaluate(self, last: bool) -> None:
         self._check()
         self._note_memory()
         with self.clock.stopped():
             with self._evaluating():
                 found = self.task.evaluate(self.model)
+                for split, metrics in self.task.at_end(self.model).items() if last else ():
+                    found.setdefault(split, {}).update(metrics)
             for split, metrics in found.items():
                 if not all(map(math.isfinite, metrics.values())):
                     raise Diverged(f"the {split} metrics after step {self.step} are not finite")

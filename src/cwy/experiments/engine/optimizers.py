@@ -18,9 +18,12 @@ from .config import Config
 
 def build(model: nn.Module, config: Config) -> torch.optim.Optimizer:
     """Free parameters at ``lr``, constrained ones at ``orthogonal_lr``; weights on the manifold get its own optimiser."""
-    options: dict[str, Any] = {"foreach": True}
+    on_gpu = next(model.parameters()).is_cuda
+    # One pass over all that Adam remembers, where it is there: for real parameters.
+    fused = on_gpu and config.optimizer == "adam" and all(p.is_floating_point() for p in model.parameters())
+    options: dict[str, Any] = {"fused": True} if fused else {"foreach": True}
     if config.optimizer != "sgd":
-        options["capturable"] = next(model.parameters()).is_cuda
+        options["capturable"] = on_gpu
     if config.optimizer == "rmsprop":
         options["alpha"] = config.alpha
     kind = {"rmsprop": torch.optim.RMSprop, "adam": torch.optim.Adam, "sgd": torch.optim.SGD}[config.optimizer]

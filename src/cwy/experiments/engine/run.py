@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from fcntl import LOCK_EX, LOCK_NB, flock
@@ -97,6 +98,22 @@ class Folder:
             state = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
             pairs = json.loads(file.metadata()["complex"])
         return state | {key: torch.view_as_complex(state[key]) for key in pairs}
+
+    def read_weights(self, say: Callable[[str], object]) -> dict[str, Tensor]:
+        """The real state dict at the end, or, of a run that has not ended, of its last checkpoint."""
+        from safetensors import SafetensorError
+        from safetensors.torch import load
+
+        path = self.path / WEIGHTS
+        if path.exists():
+            try:
+                return load(path.read_bytes())
+            except SafetensorError as error:
+                raise files.Damaged(f"{path} is damaged: {error}.") from None
+        content = checkpoint.last(self.checkpoints, say)
+        if not content:
+            raise ConfigError(f"{self.path} has neither {WEIGHTS} nor a checkpoint yet.")
+        return checkpoint.parse(content)["model"]
 
     def last_checkpoint(self) -> Path | None:
         """The newest checkpoint, if there is one."""

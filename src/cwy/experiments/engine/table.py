@@ -35,7 +35,7 @@ def _rows(root: Path) -> Iterator[list[str]]:
             yield [name, *[""] * 5, "damaged"]
             continue
         finals = {row["split"]: row for row in rows}
-        final = finals.get("test") or finals.get("train") or {}
+        final = finals.get("test") or finals.get("validation") or finals.get("train") or {}
         best = record["best"] if record else None
         yield [
             name if path != root else f"{settings.task}/{settings.name}",

@@ -129,6 +129,10 @@ class Task(ABC, Generic[C]):
         """Metrics by split, e.g. ``{"test": {"loss": 0.1, "accuracy": 0.9}}``."""
         return {}
 
+    def at_end(self, model: nn.Module) -> dict[str, dict[str, float]]:
+        """Further metrics by split, taken with the last evaluation alone."""
+        return {}
+
     def conclude(self, model: nn.Module) -> tuple[dict[str, dict[str, float]], dict[str, bytes]]:
         """Called once, at the end, with the best state: metrics by split, and files for the run folder."""
         return {}, {}
@@ -179,6 +183,7 @@ HOMES = {
     "kth": "video",
     "weizmann": "video",
     "movingmnist": "video",
+    "nmt": "nmt",
 }
 TASKS = tuple(HOMES)
 """The tasks' names. A task is a subclass of Task in the folder that HOMES names."""

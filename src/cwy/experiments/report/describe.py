@@ -45,12 +45,16 @@ class Curve:
 
 @dataclass(frozen=True)
 class Column:
-    """One number a run, tabulated over its seeds; ``absent`` stands for None once the runs have ended."""
+    """One number a run, tabulated over its seeds; ``absent`` stands for None once the runs have ended.
+
+    ``against`` names a method: the number is then divided by the mean over that method's runs in the same panel.
+    """
 
     heading: str
     value: Callable[[Run], float | None]
     form: Callable[[float], str] = lambda value: f"{value:.3g}"
     absent: str = "–"
+    against: str | None = None
 
 
 class Picture(NamedTuple):

@@ -34,15 +34,18 @@ class Panel:
     @property
     def title(self) -> str:
         """The task, and what sets this panel apart, as in "Copying, T = 1000"."""
-        named = lambda letter, value: f"{letter} = {value}" if letter else str(value)
-        sizes = [named(letter, self.config[key]) for key, letter in self.description.panels.items() if key in self.config]
+        sizes = (f"{letter} = {value}" if letter else str(value) for letter, value in self._sizes)
         return ", ".join([self.description.title, *sizes])
 
     @property
     def slug(self) -> str:
         """Its name in file names and links, as in "copying-T1000"."""
-        sizes = [f"{letter}{self.config[key]}" for key, letter in self.description.panels.items() if key in self.config]
-        return "-".join([self.task, *sizes])
+        return "-".join([self.task, *(f"{letter}{value}" for letter, value in self._sizes)])
+
+    @property
+    def _sizes(self) -> list[tuple[str, object]]:
+        values = {letter: self.config.get(key) for key, letter in self.description.panels.items()}
+        return [(letter, value) for letter, value in values.items() if value is not None]
 
     @property
     def finding(self) -> str:

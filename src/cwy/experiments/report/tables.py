@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from html import escape
 from statistics import mean
 
@@ -18,7 +19,7 @@ TIME = Column("training time", lambda run: run.seconds, duration)
 def summary(panel: Panel) -> str:
     """A row a series: its numbers over the seeds, and what was published."""
     published = [panel.description.published(one.config) for one in panel.series]
-    columns = (*panel.description.columns, TIME)
+    columns = [column if column.against is None else _relative(column, panel) for column in (*panel.description.columns, TIME)]
     heads = ["method", *(column.heading for column in columns), *["published"] * any(published)]
     rows = []
     for one, style, told in zip(panel.series, styles(panel.series), published, strict=True):
@@ -87,6 +88,17 @@ def _over_seeds(column: Column, runs: Sequence[Run]) -> str:
     if len(known) < len(values):
         spread.append(f"{len(known)} of {len(values)} seeds")
     return escape(column.form(mean(known))) + (f"<br><small>{escape(', '.join(spread))}</small>" if spread else "")
+
+
+def _relative(column: Column, panel: Panel) -> Column:
+    known = [value for run in panel.runs if run.method == column.against and (value := column.value(run)) is not None]
+    base = mean(known) if known else None
+
+    def value(run: Run) -> float | None:
+        ours = column.value(run)
+        return None if ours is None or not base else ours / base
+
+    return replace(column, value=value)
 
 
 def _setting(run: Run, key: str) -> str:

@@ -1,0 +1,40 @@
+"""``cwy translate``: what is asked, and what is printed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..engine.config import ConfigError
+from .translate import Interpreter, Say
+
+
+def translate(
+    run: Path, texts: Sequence[str] | None, beams: int, attention: Path | None, held_out: int | None, device: str, say: Say
+) -> None:  # fmt: skip
+    """Prints a translation of every text, or of every line of stdin; a blank line stays one."""
+    if attention is not None:
+        _check_picture(attention, texts)
+    interpreter = Interpreter(run, device, say)
+    if held_out is not None:
+        for number, (spoken, reference) in enumerate(interpreter.held_out(held_out, beams)):
+            print(f"{number}\t{' '.join(spoken.source)}\t{spoken.target}\t{reference}")
+        return
+    for text in texts or sys.stdin:
+        spoken = interpreter.translate(text, beams)
+        for note in spoken.notes:
+            say(f"{text.strip()!r}: {note}.")
+        print(spoken.target, flush=True)
+        if attention is not None and spoken.source:
+            interpreter.draw(spoken, attention)
+            say(f"the attention: {attention}")
+
+
+def _check_picture(path: Path, texts: Sequence[str] | None) -> None:
+    if len(texts or ()) != 1:
+        raise ConfigError("--attention draws one sentence: give one, in quotes.")
+    if path.suffix not in (".png", ".svg", ".pdf"):
+        raise ConfigError(f"--attention must end in .png, .svg or .pdf, got {path.name}.")
+    if not path.absolute().parent.is_dir():
+        raise ConfigError(f"--attention: there is no folder {path.parent}.")

@@ -1,0 +1,26 @@
+"""The attention of a translation, as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib.figure import Figure
+from torch import Tensor
+
+
+def attention_map(weights: Tensor, source: Sequence[str], target: Sequence[str], path: Path) -> None:
+    """Draws ``weights (T, S)``, a row for each word of the translation, to a file whose suffix says the format."""
+    figure = Figure(figsize=(1.8 + 0.55 * len(source), 1.4 + 0.42 * len(target)), layout="constrained")
+    axes = figure.subplots()
+    image = axes.imshow(weights.numpy(), cmap="Blues", vmin=0, vmax=1, aspect="auto")
+    axes.set_xticks(range(len(source)), source, rotation=45, ha="left", rotation_mode="anchor")
+    axes.set_yticks(range(len(target)), target)
+    axes.xaxis.tick_top()
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    axes.set_ylabel("translation")
+    axes.xaxis.set_label_position("top")
+    axes.set_xlabel("source")
+    figure.colorbar(image, label="attention", shrink=0.8)
+    figure.savefig(path, dpi=160)

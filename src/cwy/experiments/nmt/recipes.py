@@ -1,0 +1,69 @@
+"""Settings of translation, by name. Those of the paper are never edited: a change is a new name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from ..engine.config import ConfigError
+from ..engine.task import Recipe
+from ..recurrent import RecurrentConfig, start
+
+
+@dataclass(frozen=True)
+class NmtConfig(RecurrentConfig):
+    """Settings of translation.
+
+    Attributes:
+        file: tab-separated pairs in UTF-8; None is Tatoeba, column 1 English and column 2 Spanish.
+        columns: which column is translated into which.
+        pairs: how many different pairs are taken, drawn by the seed; None is all.
+        validation: the part of the training pairs that is held out in the test pairs' place, as when a rate is chosen.
+        min_count: how often a word must occur in the training pairs to be known; the others are one unknown word.
+        embedding_size: features of a word.
+        epochs: times that the training pairs are seen.
+        bucket: lengths are padded to multiples of this.
+        test_batch_size: pairs at once in an evaluation.
+    """
+
+    file: str | None = None
+    columns: str = field(default="2-1", metadata={"choices": ("2-1", "1-2")})
+    pairs: int | None = None
+    validation: float | None = None
+    min_count: int = 2
+    embedding_size: int = 256
+    epochs: int = 10
+    bucket: int = 2
+    test_batch_size: int = 512
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.validation is not None and self.validation >= 1:
+            raise ConfigError(f"validation must be a part, below 1, got {self.validation}.")
+
+
+def paper(method: str, reflections: int | None = None) -> NmtConfig:
+    """N = 1024, batch 64, 10 epochs of Adam at 1e-2 for all parameters, abs; the initial Q at random."""
+    return NmtConfig(
+        hidden_size=1024, reflections=reflections, batch_size=64, optimizer="adam", lr=1e-2, orthogonal_lr=1e-2, log_every=50,
+        save_every=1500, **start(method, "random", "abs"),
+    )  # fmt: skip
+
+
+def small(method: str) -> NmtConfig:
+    """Few pairs and small networks, for a CPU: a minute or two."""
+    return replace(
+        paper(method), hidden_size=128, embedding_size=64, pairs=10_000, epochs=4, lr=3e-3, orthogonal_lr=1e-3,
+        save_every=100, test_batch_size=128,
+    )  # fmt: skip
+
+
+RECIPES: dict[str, Recipe] = {
+    "paper": paper,
+    "cwy-1024": lambda method: paper(method, 1024),
+    "cwy-512": lambda method: paper(method, 512),
+    "cwy-256": lambda method: paper(method, 256),
+    "cwy-128": lambda method: paper(method, 128),
+    "cwy-64": lambda method: paper(method, 64),
+    **dict.fromkeys(("rnn", "gru", "lstm", "exprnn", "scornn", "rgd"), paper),
+    "small": small,
+}

@@ -1,0 +1,98 @@
+"""How translation is reported: the loss a word, the paper's own measures beside its Tables 3 and 5, BLEU, and the time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from statistics import mean, median
+
+from ..report.describe import Column, Config, Curve, Description, Series
+from ..report.runs import Run
+from ..report.words import duration, listed
+
+# Tables 3 and 5: test perplexity, 2^CE; cross-entropy and its standard error; minutes of 10 epochs; million parameters.
+PAPER = {
+    "rnn": (1.66, "0.74 ± .08", 148, 25),
+    "gru": (1.47, "0.56 ± .05", 173, 32),
+    "lstm": (1.46, "0.55 ± .05", 232, 37),
+    "scornn": (1.49, None, 1780, 25),
+    "rgd": (4.03, "2.01 ± .14", 1780, 25),
+    "exprnn": (1.51, None, 2960, 25),
+    ("cwy", 1024): (1.47, "0.56 ± .03", 1111, 25),
+    ("cwy", 512): (1.58, "0.66 ± .03", 338, 24),
+    ("cwy", 256): (1.56, "0.64 ± .06", 213, 23),
+    ("cwy", 128): (1.41, "0.50 ± .01", 198, 23),
+    ("cwy", 64): (1.52, "0.60 ± .01", 175, 23),
+}
+
+
+def epoch_seconds(run: Run) -> float | None:
+    """The median over epochs; the first, which records graphs, counts only where it is alone."""
+    ends = [0.0, *(row["seconds"] for row in run.metrics if row["split"] != "train")]
+    times = [after - before for before, after in pairwise(ends)]
+    return median(times[1:] or times) if times else None
+
+
+def _last(metric: str):
+    """Of the test part, or, where a rate is being chosen, of the validation part."""
+    return lambda run: run.last("test" if run.config["validation"] is None else "validation", metric)
+
+
+def _finding(series: Sequence[Series]) -> str:
+    losses = {one.label: [v for run in one.runs if (v := _last("loss")(run)) is not None] for one in series}
+    known = sorted((mean(values), label) for label, values in losses.items() if values)
+    return listed([f"{label} {loss:.3f}" for loss, label in known]) + " nats a word" if known else "not evaluated yet"
+
+
+def _published(config: Config) -> str | None:
+    ours = config["hidden_size"], config["embedding_size"], config["epochs"], config["lr"]
+    if ours != (1024, 256, 10, 1e-2) or config["file"] is not None:
+        return None
+    key = (config["method"], config["reflections"] or 1024) if config["method"] == "cwy" else config["method"]
+    if key not in PAPER:
+        return None
+    perplexity, loss, minutes, size = PAPER[key]
+    told = [
+        f"perplexity {perplexity}",
+        *[f"loss {loss}"] * (loss is not None),
+        f"{minutes} min on a TPU",
+        f"≈ {size} M parameters",
+    ]
+    return ", ".join(told)
+
+
+def _parameters(run: Run) -> float | None:
+    return run.record["parameters"] / 1e6 if run.record else None
+
+
+def _over_epochs(split: str, told: str) -> Curve:
+    return Curve(split, "loss", f"cross-entropy, nats a word ({told})", split=split, along="epoch", along_label="epoch")
+
+
+DESCRIPTIONS = {
+    "nmt": Description(
+        title="Translation",
+        panels={"hidden_size": "N", "validation": "validation"},
+        about="Spanish sentences of Tatoeba are translated into English by an encoder and a decoder with additive attention. "
+        "Loss and perplexity are those of a word, in nats, with the words before given. As we read the paper's tables, its "
+        "loss is a mean over targets padded to the longest of the corpus, and its perplexity 2^loss; both are given, too. BLEU "
+        "is of greedy translations, lower-case and without accents. All at the end of training, on pairs that were not seen.",
+        curves=(
+            _over_epochs("test", "test"),
+            _over_epochs("validation", "validation"),
+            _over_epochs("train", "training"),
+        ),
+        columns=(
+            Column("loss a word", _last("loss"), "{:.3f}".format),
+            Column("perplexity", _last("perplexity"), "{:.2f}".format),
+            Column("loss as the paper's", _last("paper_loss"), "{:.3f}".format),
+            Column("perplexity as the paper's", _last("paper_perplexity"), "{:.3f}".format),
+            Column("BLEU", _last("bleu"), "{:.1f}".format),
+            Column("parameters, M", _parameters, "{:.1f}".format),
+            Column("time an epoch", epoch_seconds, duration),
+            Column("the same over LSTM's", epoch_seconds, "{:.2f}".format, against="lstm"),
+        ),
+        finding=_finding,
+        published=_published,
+    )
+}  # fmt: skip

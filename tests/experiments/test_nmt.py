@@ -1,0 +1,284 @@
+"""Translation, the whole way from a file to a translation: training, stopping, going on, reporting."""
+
+import hashlib
+import json
+import signal
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from matplotlib.image import imread
+
+from cwy.experiments.data import DataError, fetch, inspect
+from cwy.experiments.data.sets import TATOEBA
+from cwy.experiments.engine import graph, task
+from cwy.experiments.engine.command import RunError
+from cwy.experiments.engine.config import ConfigError
+from cwy.experiments.engine.display import Display
+from cwy.experiments.engine.distributed import Group
+from cwy.experiments.engine.loop import Loop
+from cwy.experiments.engine.run import Folder
+from cwy.experiments.nmt.command import translate
+from cwy.experiments.nmt.corpus import load, read
+from cwy.experiments.nmt.recipes import paper
+from cwy.experiments.nmt.report import epoch_seconds
+from cwy.experiments.nmt.text import PAD
+from cwy.experiments.report import find_runs, write
+from cwy.experiments.report.panels import arrange
+
+from ..test_cli import COMMAND, run
+from .process import cwy, numbers, resume, same, start, until, weights
+from .sample import CONFIG, write_run
+from .test_data import Server
+
+ENGLISH = ["a", "big", "red", "dog", "cat", "house", "sees", "has", "my", "your", "old", "new"]
+SPANISH = ["un", "gran", "rojo", "perro", "gato", "casa", "ve", "tiene", "mi", "tu", "viejo", "nuevo"]
+
+
+def test_a_file_is_split_once_and_for_all(tmp_path):
+    file = tmp_path / "pairs.tsv"
+    rows = [f"I have {i}.\tTengo {i % 40}.\tsomebody, CC BY" for i in range(100)]
+    file.write_text(
+        "\ufeff" + "\r\n".join([*rows, "no tab", "only one side\t...", "", rows[0].upper(), "\t"]), encoding="utf-8"
+    )
+
+    def corpus_of(seed=3, **more):
+        return load(replace(paper("cwy"), file=str(file), min_count=1, **more), seed)
+
+    corpus = corpus_of()
+    assert [corpus.facts[key] for key in ("pairs", "bad lines", "repeated pairs", "train", "test")] == [102, 1, 1, 81, 20]
+    assert ("tengo", "7", ".") in {source for source, _ in (*corpus.train, *corpus.held_out)}
+    assert not set(corpus.train) & set(corpus.held_out)
+    assert corpus_of().train == corpus.train
+    assert corpus_of(seed=4).train != corpus.train
+    seen = {source for source, _ in corpus.train}
+    overlap = sum(source in seen for source, _ in corpus.held_out) / 20
+    assert corpus.facts["held-out sentences seen in training"] == [overlap, 0]
+    assert set(corpus.target.words[4:]) == {word for _, target in corpus.train for word in target}
+    # What a rate is chosen on is a part of the training pairs.
+    chosen = corpus_of(validation=0.25)
+    assert set(chosen.train) | set(chosen.held_out) == set(corpus.train)
+    assert (len(chosen.held_out), "test" in chosen.facts) == (20, False)
+    assert corpus_of(columns="1-2").train == [(target, source) for source, target in corpus.train]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "holds no pair"),
+        (b"a\n\tb\n...\t\n", "holds no pair of sentences with a tab between .3 lines"),
+        ("Yes.\tSí.\n".encode("latin-1"), "is not UTF-8: byte 0xed at 6"),
+        ("Yes.\tYes.\n".encode("utf-16-le"), "zero bytes"),
+    ],
+)
+def test_a_file_that_is_none_is_refused(content, message):
+    with pytest.raises(DataError, match=message):
+        read(content, "pairs.tsv", "2-1")
+
+
+def test_an_archive_is_known_by_what_is_in_it(tmp_path):
+    content = b"a\tb\n" * 1000
+    file = replace(TATOEBA.files[0], size=len(content), sha256=hashlib.sha256(content).hexdigest())
+    packed = []
+    for packing in zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED:
+        with zipfile.ZipFile(tmp_path / "packed", "w", packing) as archive:
+            archive.writestr(file.inside, content)
+        packed.append((tmp_path / "packed").read_bytes())
+        with Server(**{file.name: packed[-1]}) as server:
+            some = replace(TATOEBA, home=server.home, files=(file,))
+            assert (fetch(some, tmp_path / str(packing)) / file.name).read_bytes() == packed[-1]
+    assert packed[0] != packed[1]
+    with Server(cut=70, **{file.name: packed[1]}) as server, pytest.raises(DataError, match="It was deleted: try again"):
+        fetch(replace(TATOEBA, home=server.home, files=(file,)), tmp_path / "cut")
+    assert not list((tmp_path / "cut").rglob("*.partial"))
+    path, (head, _, tail) = tmp_path / "damaged", packed[1].partition(b"spa.txt")
+    for damaged in packed[1][:-30], head + b"spa.txt" + b"\0" * 9 + tail[9:], packed[0].replace(b"a\tb", b"b\ta"), b"":
+        path.write_bytes(damaged)
+        assert inspect(path, file)
+
+
+@pytest.mark.skipif(not (TATOEBA.folder() / TATOEBA.files[0].name).exists(), reason="Tatoeba is not in CWY_DATA")
+def test_tatoeba_is_read_whole():
+    corpus = load(paper("cwy"), 0)
+    assert [corpus.facts[key] for key in ("pairs", "bad lines", "train", "test")] == [118_964, 0, 95_069, 23_767]
+    assert corpus.longest == (52, 50)
+    assert [7 < mean < 8 for mean in corpus.facts["mean words"]] == [True, True]
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory):
+    """Sentences whose translation is word by word."""
+    file, numbers = tmp_path_factory.mktemp("pairs") / "pairs.tsv", torch.Generator().manual_seed(0)
+    rows = []
+    for _ in range(700):
+        length = int(torch.randint(2, 6, (1,), generator=numbers))
+        chosen = torch.randint(len(ENGLISH), (length,), generator=numbers).tolist()
+        rows.append(" ".join(ENGLISH[i] for i in chosen) + ".\t" + " ".join(SPANISH[i] for i in chosen) + ".\n")
+    file.write_text("".join(rows))
+    return file
+
+
+def arguments(pairs, out, *more, **changes):
+    every = {"file": pairs, "pairs": "none", "hidden_size": 64, "embedding_size": 24, "batch_size": 16, "epochs": 20}
+    every |= {"save_every": 51, "log_every": 5, "reflections": 16, "lr": 5e-3, "orthogonal_lr": 5e-3} | changes
+    return ["train", "nmt/small", "--out", str(out), *more, *(f"--set={key}={value}" for key, value in every.items())]
+
+
+@pytest.fixture(scope="module")
+def trained(pairs, tmp_path_factory):
+    out = tmp_path_factory.mktemp("nmt") / "run"
+    done = cwy(*arguments(pairs, out))
+    assert done.returncode == 0, done.stderr
+    assert "bad lines 0" in " ".join(done.stdout.split())
+    return out
+
+
+def said(capsys, folder, *texts, beams=1, attention=None, held_out=None):
+    """What ``cwy translate`` prints, and what it says beside that."""
+    notes = []
+    translate(folder, texts, beams, attention, held_out, "cpu", notes.append)
+    return capsys.readouterr().out.splitlines(), notes
+
+
+def test_it_learns_a_language(trained):
+    record = json.loads((trained / "record.json").read_text())
+    final = record["final"]["test"]
+    assert final["bleu"] > 90
+    assert final["loss"] < 0.1
+    assert final["perplexity"] == pytest.approx(2.718281828 ** final["loss"])
+    assert final["paper_loss"] < final["loss"]
+    assert final["paper_perplexity"] == pytest.approx(2 ** final["paper_loss"])
+    assert record["data"]["train"] + record["data"]["test"] + record["data"]["repeated pairs"] == 700
+
+
+def test_stopped_and_resumed_it_is_the_run_that_never_stopped(pairs, trained, tmp_path, capsys):
+    stopped = tmp_path / "run"
+    process = start(*arguments(pairs, stopped))
+    until(process, stopped, 30)
+    process.send_signal(signal.SIGTERM)
+    _, error = process.communicate(timeout=20)
+    assert "and saved" in error
+    assert len(said(capsys, stopped, "Mi perro.")[0]) == 1, "its last checkpoint translates"
+    assert resume(stopped)[0] == 0
+    assert same(weights(stopped), weights(trained))
+    assert numbers(stopped) == numbers(trained)
+
+
+def test_translations_come_with_what_must_be_known(trained, tmp_path, capsys):
+    told, notes = said(capsys, trained, "mi gato ve tu casa.", "¡Mi GÁTO.", "", f"{'gato ' * 40}", beams=3)
+    assert told[:3] == ["my cat sees your house .", told[1], ""], "a line for a line"
+    assert notes[0] == "'¡Mi GÁTO.': not known: ¡."
+    assert "there is no word in it" in notes[1]
+    assert "40 words, the longest sentence in training had 6" in notes[2]
+    rows, _ = said(capsys, trained, held_out=3)
+    assert [row.split("\t")[0] for row in rows] == ["0", "1", "2"]
+    assert sum(row.split("\t")[2] == row.split("\t")[3] for row in rows) > 1
+    picture = tmp_path / "attention.png"
+    done = run("sh", "-c", f"echo Mi gato ve tu casa. | {COMMAND} translate {trained}")
+    assert (done.returncode, done.stdout) == (0, f"{told[0]}\n"), done.stderr
+    said(capsys, trained, "Mi perro.", attention=picture)
+    assert imread(picture).std() > 0.05
+
+
+def test_what_can_not_translate_says_why(whole, trained, tmp_path):
+    def refused(folder, match, *texts, **options):
+        with pytest.raises(ValueError, match=match):
+            said(None, folder, *texts, **options)
+
+    refused(whole, "is a run of copying, which translates nothing", "hola")
+    refused(tmp_path, "is not a run folder", "hola")
+    refused(trained, "must end in .png", "hola", attention=Path("map.doc"))
+    refused(trained, "give one, in quotes", "a", "b", attention=Path("map.png"))
+    other = tmp_path / "other"
+    other.mkdir()
+    config, content = json.loads((trained / "config.json").read_text()), (trained / "weights.safetensors").read_bytes()
+    (other / "weights.safetensors").write_bytes(content)
+    for change, reason in ({"hidden_size": 40}, "size mismatch"), ({"method": "lstm"}, "reflections is a setting of orthog"):
+        (other / "config.json").write_text(json.dumps(config | change))
+        refused(other, f"other .*are not those of its settings: .*{reason}", "hola")
+    (other / "weights.safetensors").write_bytes(content[:-9])
+    refused(other, "weights.safetensors is damaged", "hola")
+    (other / "weights.safetensors").write_bytes((whole / "weights.safetensors").read_bytes())
+    refused(other, "are not those of its settings: they hold no words", "hola")
+
+
+def test_a_run_goes_on_with_its_own_data_alone(pairs, tmp_path):
+    file, out = tmp_path / "pairs.tsv", tmp_path / "run"
+    file.write_text(pairs.read_text())
+    process = start(*arguments(file, out))
+    until(process, out, 15)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=20)
+    file.write_text(pairs.read_text().replace("red", "green"))
+    with pytest.raises(RunError, match="belong to other words"):
+        resume(out)
+    with pytest.raises(ConfigError, match="the recipe lstm is not for gru"):
+        task.load("nmt")(task.settings("nmt/lstm", "gru"), torch.device("cpu"))
+    assert [task.settings(f"nmt/{r}").name for r in ("cwy-128", "lstm")] == ["cwy-128-seed0", "lstm-seed0"]
+
+
+def test_batches_have_few_shapes_and_every_pair_once(pairs):
+    texts = (f"file={pairs}", "pairs=none", "batch_size=32", "hidden_size=8", "embedding_size=4")
+    nmt = task.load("nmt")(task.settings("nmt/small", assignments=texts), torch.device("cpu"))
+    batches = [nmt.batch(step) for step in range(nmt.epoch)]
+    assert {source.shape == target.shape for source, target, _ in batches} == {True}
+    assert {len(source) for source, _, _ in batches} == {32}
+    assert len({source.shape for source, _, _ in batches}) <= 3
+    rows = [tuple(row) for source, target, _ in batches for row in torch.cat([source, target], 1).tolist()]
+    text = nmt.corpus.source.text, nmt.corpus.target.text
+    said = [(text[0](row[: len(row) // 2]), text[1](row[len(row) // 2 :])) for row in rows]
+    assert sorted(pair for pair in said if pair[1]) == sorted((" ".join(a), " ".join(b)) for a, b in nmt.corpus.train)
+    for _, target, weight in batches:
+        assert float(weight.sum()) == pytest.approx(32 * 32 / int((target != PAD).sum()))
+    fresh = task.load("nmt")(nmt.settings, torch.device("cpu"))
+    assert all(torch.equal(a, b) for a, b in zip(nmt.batch(nmt.epoch + 1), fresh.batch(nmt.epoch + 1), strict=True))
+
+
+@torch.no_grad()
+def test_the_loss_of_a_batch_is_that_of_its_shares(pairs, monkeypatch):
+    texts = (f"file={pairs}", "pairs=none", "batch_size=32", "hidden_size=8", "embedding_size=4")
+    nmt = task.load("nmt")(task.settings("nmt/small", assignments=texts, precision="float64"), torch.device("cpu"))
+    batch, model, shares = nmt.batch(0), nmt.model(), []
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    for rank in range(3):
+        monkeypatch.setenv("RANK", str(rank))
+        mine, weight = Group("cpu").share(batch)
+        shares.append(float(nmt.loss(model, mine)[0]) * weight)
+    assert sum(shares) / 3 == pytest.approx(float(nmt.loss(model, batch)[0]), rel=1e-12)
+
+
+def test_the_report_holds_times_against_the_lstm_and_the_paper(tmp_path):
+    for method, pace, loss in ("cwy", 3.0, 1.5), ("lstm", 4.0, 1.4):
+        config = {"task": "nmt", "method": method, "seed": 0, **CONFIG, "hidden_size": 1024, "embedding_size": 256}
+        config |= {"epochs": 10, "lr": 1e-2, "file": None, "validation": None, "reflections": 128 if method == "cwy" else None}
+        rows = []
+        for epoch in range(1, 11):
+            common = {"step": epoch * 1490, "seconds": 5 + pace * epoch, "epoch": epoch}
+            rows.append({**common, "split": "train", "loss": 2.0})
+            rows.append({**common, "split": "test", "loss": loss, "perplexity": 4.0, "paper_loss": 0.3})
+            rows[-1] |= {"paper_perplexity": 1.23, "bleu": 30.0}
+        write_run(tmp_path / method, config, rows, parameters=20_000_000)
+    runs = find_runs([tmp_path])
+    assert sorted(map(epoch_seconds, runs)) == [3.0, 4.0]
+    (panel,) = arrange(runs)
+    assert panel.finding == "lstm 1.400 and cwy 1.500 nats a word"
+    (tmp_path / "report").mkdir()
+    page = write(runs, tmp_path / "report")[0].read_text()
+    assert "perplexity 1.41, loss 0.50 ± .01, 198 min on a TPU, ≈ 23 M parameters" in page
+    assert "<td>0.75</td>" in page
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("method", ["cwy", "lstm"])
+def test_on_the_gpu_graphs_of_many_shapes_are_the_run_without_them(method, pairs, tmp_path, monkeypatch):
+    texts = [a.removeprefix("--set=") for a in arguments(pairs, tmp_path) if a.startswith("--set=")]
+    texts += [] if method == "cwy" else ["reflections=none"]
+    losses = []
+    for kept in graph.KEPT, 0:
+        monkeypatch.setattr(graph, "KEPT", kept)
+        chosen = task.settings("nmt/small", method, 0, tuple(texts), device="cuda")
+        record = Loop(chosen, Folder(tmp_path / str(kept)), Group("cuda"), Display(None)).run()
+        losses.append(record["final"]["test"]["loss"])
+    assert losses[0] == pytest.approx(losses[1], rel=0.05)

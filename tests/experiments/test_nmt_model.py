@@ -1,0 +1,159 @@
+"""The translator against its definition, a sentence at a time without padding; decoding against every sentence there is."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from cwy.experiments.engine import task
+from cwy.experiments.nmt.decode import decode
+from cwy.experiments.nmt.model import Translator
+from cwy.experiments.nmt.recipes import paper
+from cwy.experiments.nmt.text import END, PAD, START, UNKNOWN, Vocabulary
+
+from .process import same
+
+METHODS = [("cwy", 3), ("cwy", None), ("exprnn", None), ("rgd", None), ("rnn", None), ("gru", None), ("lstm", None)]
+
+
+def translator(method="cwy", reflections=None, n=8, words=6, dtype=torch.float64, **more):
+    config = replace(paper(method, reflections), hidden_size=n, embedding_size=5, **more)
+    vocabulary = Vocabulary([chr(97 + i) for i in range(words)])
+    return Translator(method, config, (vocabulary, vocabulary), 9, dtype)
+
+
+def sentences(lengths, width, words=10):
+    """Random words with their ends, padded."""
+    rows = [[*torch.randint(4, words, (length,)).tolist(), END] for length in lengths]
+    return torch.tensor([row + [PAD] * (width - len(row)) for row in rows])
+
+
+def before(target):
+    return nn.functional.pad(target[:, :-1], (1, 0), value=START)
+
+
+def defined(model, source, given):
+    """The paper's equations for one sentence without padding, with the cells of torch and of cwy.nn."""
+    x = model.source(source)
+    if isinstance(model.encoder.core, nn.LSTM):
+        x = torch.cat([x, x.new_zeros(len(x), 1)], -1)
+    states, last = model.encoder.core(x.unsqueeze(1))
+    states = states.squeeze(1)
+    state = tuple(part[0] for part in last) if isinstance(last, tuple) else last[0]
+    logits, maps = [], []
+    for word in given:
+        h = state[0] if isinstance(state, tuple) else state
+        weights = (torch.tanh(model.keys(states) + model.query(h)) @ model.score).softmax(0)
+        state = model.decoder(torch.cat([weights @ states, model.target(word)]).unsqueeze(0), state)
+        logits.append(model.readout(state[0] if isinstance(state, tuple) else state))
+        maps.append(weights)
+    return torch.cat(logits), torch.stack(maps)
+
+
+@pytest.mark.parametrize(("method", "reflections"), METHODS)
+def test_a_padded_batch_is_the_definition_sentence_by_sentence(method, reflections):
+    model = translator(method, reflections)
+    source, target = sentences([4, 1, 6], 9), sentences([3, 5, 2], 8)
+    logits, maps = model(source, before(target)), model.attention(source, before(target))
+    real, cost, expected = source != PAD, 0, 0
+    assert torch.allclose(maps.sum(-1), torch.ones(3, 8, dtype=torch.float64))
+    assert not maps.masked_select(~real.unsqueeze(1)).any()
+    for b in range(3):
+        s, t = int(real[b].sum()), int((target[b] != PAD).sum())
+        alone, weights = defined(model, source[b, :s], before(target)[b, :t])
+        assert torch.allclose(logits[:t, b], alone, atol=1e-12)
+        assert torch.allclose(maps[b, :t, :s], weights, atol=1e-12)
+        direction = torch.randn_like(alone)
+        cost, expected = cost + (logits[:t, b] * direction).sum(), expected + (alone * direction).sum()
+    ours, theirs = (torch.autograd.grad(total, list(model.parameters())) for total in (cost, expected))
+    for name, a, b in zip(dict(model.named_parameters()), ours, theirs, strict=True):
+        assert torch.allclose(a, b, atol=1e-10), name
+
+
+@settings(max_examples=15)
+@given(
+    st.sampled_from(METHODS),
+    st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=4),
+    st.integers(0, 3),
+    st.integers(0, 3),
+    st.integers(0, 2**31),
+)
+def test_what_is_beyond_an_end_changes_nothing(method, lengths, more, further, seed):
+    torch.manual_seed(seed)
+    model, padding = translator(*method), torch.full((len(lengths), 9), PAD)
+    nmt = task.load("nmt").loss
+    source, target = sentences([s for s, _ in lengths], 8), sentences([t for _, t in lengths], 8)
+    weight = torch.rand(len(lengths), dtype=torch.float64)
+
+    def measured(*batch):
+        model.zero_grad()
+        loss, _ = nmt(None, model, batch)
+        loss.backward()
+        return loss.detach(), {name: p.grad.clone() for name, p in model.named_parameters()}
+
+    loss, grads = measured(source, target, weight)
+    # Whatever stands for padding, it has no influence, and nothing is learnt about it.
+    with torch.no_grad():
+        for embedding in model.source, model.target:
+            embedding.weight[PAD] = 50 * torch.randn(5, dtype=torch.float64)
+    again, grads_again = measured(source, target, weight)
+    assert torch.equal(loss, again)
+    assert same(grads, grads_again)
+    assert not grads["source.weight"][PAD].any()
+    assert not grads["target.weight"][PAD].any()
+    # Nor has how much of it there is, nor a row that only fills the batch.
+    filled = [torch.cat([part, padding[:, :count]], 1) for part, count in ((source, more), (target, further))]
+    row = torch.full((1, 8 + more), PAD)
+    row[0, 0] = END
+    filled[0], filled[1] = torch.cat([filled[0], row]), torch.cat([filled[1], torch.full((1, 8 + further), PAD)])
+    scaled = torch.cat([weight, weight[:1]]) * (len(weight) + 1) / len(weight)
+    longer, grads_longer = measured(*filled, scaled)
+    assert torch.allclose(loss, longer, atol=1e-12)
+    assert all(torch.allclose(grads[name], grads_longer[name], atol=1e-10) for name in grads)
+
+
+@pytest.mark.parametrize("method", ["cwy", "lstm"])
+@torch.no_grad()
+def test_decoding_finds_the_likeliest(method):
+    model, limit = translator(method, words=3), 3
+    model.readout.weight *= 6
+    source = sentences([5, 2, 4], 7, words=7)
+
+    def costs(row, words):
+        """The log-probabilities of a sentence's words and end; those of words that are never said are left out."""
+        logits = model(source[row : row + 1], torch.tensor([[START, *words]]))[:, 0]
+        logits[:, [PAD, START, UNKNOWN]] = -torch.inf
+        return logits.log_softmax(-1).gather(1, torch.tensor([[*words, END]]).mT).squeeze(1)
+
+    greedy = decode(model, source, limit)
+    for row, said in enumerate(greedy):
+        words = []
+        while len(words) < limit:
+            words.append(max([END, 4, 5, 6], key=lambda word: costs(row, [*words, word])[len(words)]))
+            if words[-1] == END:
+                words.pop()
+                break
+        assert said == words
+        assert decode(model, source[row : row + 1], limit) == [said], "alone as in a batch"
+    every = [list(words) for count in range(limit + 1) for words in itertools.product([4, 5, 6], repeat=count)]
+    for row, said in enumerate(decode(model, source, limit, beams=40)):
+        assert said == max(every, key=lambda words: costs(row, words).mean())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("method", "reflections"), METHODS)
+def test_on_the_gpu_it_is_the_same(method, reflections):
+    model = translator(method, reflections, n=64, dtype=torch.float32)
+    source, target = sentences([4, 1, 6], 9), sentences([3, 5, 2], 8)
+    expected = torch.cat([g.flatten() for g in _gradients(model, source, target)])
+    found = torch.cat([g.flatten().cpu() for g in _gradients(model.cuda(), source.cuda(), target.cuda())])
+    assert (found - expected).norm() < 1e-4 * expected.norm()
+
+
+def _gradients(model, source, target):
+    weight = torch.ones(len(source), device=source.device)
+    return torch.autograd.grad(task.load("nmt").loss(None, model, (source, target, weight))[0], list(model.parameters()))
