@@ -130,7 +130,8 @@ def _rotations(
     planes = (n if reflections is None else min(reflections, n)) // 2
     angle = torch.empty(*batch, planes, dtype=dtype.to_real(), device=device).uniform_(low, high)
     q = identity(n, batch=batch, dtype=dtype.to_real(), device=device)
-    even, odd = (torch.arange(start, 2 * planes, 2, device=device) for start in (0, 1))
+    even = 2 * torch.arange(planes, device=device)
+    odd = even + 1
     q[..., even, even] = q[..., odd, odd] = angle.cos()
     q[..., even, odd] = angle.sin()
     q[..., odd, even] = -angle.sin()

@@ -83,6 +83,31 @@ def test_a_damaged_file_is_named(name, error, whole, tmp_path):
     assert (run / name).read_bytes() == b"\0" + content[1:]
 
 
+def test_no_run_goes_on_as_another(tmp_path):
+    run = tmp_path / "run"
+    stop, stopped = Stop(), loop(run, iterations=20)
+    stopped.model.readout.bias.register_hook(lambda g: setattr(stop, "signal", 15 if stopped.step == 8 else 0))
+    with pytest.raises(Stopped, match=f"To go on: cwy resume {run}"):
+        stopped.run(stop)
+    config, before = run / "config.json", (run / "metrics.jsonl").read_bytes()
+    content = config.read_text()
+    changed = json.loads(content)
+    config.write_text(json.dumps(changed | {"lr": 0.5, "seed": changed["seed"] + 1}))
+    with pytest.raises(RunError, match=r"not that of its checkpoints: seed is \d+ there, lr is [\d.e-]+ there"):
+        resume(run)
+    config.unlink()
+    with pytest.raises(RunError, match=r"parts of a run, but not its config\.json"):
+        train(run, iterations=20)
+    with pytest.raises(ConfigError, match="is not a run folder"):
+        resume(run / "metrics.jsonl")
+    assert (run / "metrics.jsonl").read_bytes() == before
+    config.write_text(content)
+    assert resume(run)[0] == 0
+    (run / "record.json").write_text("")
+    with pytest.raises(ConfigError, match=r"record\.json is damaged.*delete it"):
+        resume(run)
+
+
 def test_the_log_has_every_step_once(whole):
     steps = [(row["split"], row["step"]) for row in rows(whole)]
     assert [step for split, step in steps if split == "train"] == list(range(5, 301, 5))

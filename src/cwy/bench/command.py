@@ -79,6 +79,10 @@ def options(
         ours = entry.group == "ours"
         return entry.group == "floor" or (entry.method in {*names, ""} if ours else entry.package in packages)
 
+    if only:
+        known = dict.fromkeys(entry.name.split(",")[0] for size in chosen for entry in _module(bench).entries(size))
+        if not any(name.startswith(starts) for name in known):
+            raise ValueError(f"--only: no entry begins with {only!r}. {near(only, list(known))}")
     return Options(
         bench,
         chosen,

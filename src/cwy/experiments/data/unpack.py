@@ -39,11 +39,11 @@ def unpack(archive: Path) -> Path:
     return target
 
 
-def member(archive: Path, name: str, size: int) -> bytes:
-    """The bytes of one member of a .zip, which must be so many."""
+def member(archive: Path, name: str, size: int | None) -> bytes:
+    """The bytes of one member of a .zip, which must be so many, if that is known."""
     try:
         with zipfile.ZipFile(archive) as members:
-            if (found := members.getinfo(name).file_size) != size:
+            if size not in (None, found := members.getinfo(name).file_size):
                 raise ValueError(f"it has {found} bytes, not {size}")
             return members.read(name)
     except (zipfile.BadZipFile, zlib.error) as error:

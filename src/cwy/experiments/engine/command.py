@@ -18,7 +18,7 @@ from .distributed import Group
 from .files import Damaged
 from .loop import Loop, Stopped
 from .meter import Diverged
-from .run import Folder
+from .run import Folder, differences
 from .signals import Stop
 from .task import Settings
 
@@ -132,12 +132,14 @@ def _start(settings: Settings, folder: Folder, group: Group, stop: Stop, console
 def _problem(settings: Settings, folder: Folder, go_on: bool) -> str:
     """Why the run can't lie in this folder; empty if it can."""
     try:
+        if folder.remains:
+            return f"{folder.path} holds parts of a run, but not its config.json. Choose another --out."
         if not folder.exists:
             return ""
         there, here = folder.settings().to_dict(), settings.to_dict()
     except OSError as error:
         return f"cannot read the folder {folder.path}: {error.strerror}."
-    differ = [f"{key} is {there.get(key)} there" for key in here if there.get(key) != here[key] and key != "device"]
+    differ = differences(there, here)
     if differ:
         return f"{folder.path} holds another run: {', '.join(differ)}. Choose another --out."
     if not (go_on or folder.finished):

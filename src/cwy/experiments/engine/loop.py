@@ -28,8 +28,8 @@ WARN, LIMIT = 1e-4, 1e-2
 class Stopped(Exception):
     """A signal asked the run to stop, and it is saved."""
 
-    def __init__(self, signal: int, step: int) -> None:
-        super().__init__(f"stopped at step {step}, and saved")
+    def __init__(self, signal: int, step: int, folder: Folder) -> None:
+        super().__init__(f"stopped at step {step}, and saved. To go on: cwy resume {folder.path}")
         self.status = 128 + signal
 
 
@@ -57,7 +57,7 @@ class Loop:
             torch.manual_seed(settings.seed + group.rank)
         self.optimizer = optimizers.build(self.model, self.config)
         self.meter, self.guard = Meter(self.device), Guard(self.model.parameters(), self.device)
-        self.state = State(crossings={f"{value:g}": None for value in self.task.crossings})
+        self.state = State(settings.to_dict(), crossings={f"{value:g}": None for value in self.task.crossings})
         # As it is now: the code may be changed while the run goes on.
         self.environment, self.clock = environment(settings, self.device), Clock()
         self.log: Log | None = None
@@ -118,7 +118,7 @@ class Loop:
             if (self.step % self.config.save_every == 0 or signal) and not last:
                 self._save()
             if signal and not last:
-                raise Stopped(signal, self.step)
+                raise Stopped(signal, self.step, self.folder)
 
     def _train(self, train: Step) -> None:
         batch, self.weight = self.group.share(self.task.batch(self.step))

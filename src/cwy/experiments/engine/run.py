@@ -21,6 +21,11 @@ from .task import Settings
 CONFIG, RECORD, WEIGHTS, BEST = "config.json", "record.json", "weights.safetensors", "best.safetensors"
 
 
+def differences(there: dict[str, Any], here: dict[str, Any]) -> list[str]:
+    """How settings differ, in words; the device may."""
+    return [f"{key} is {there.get(key)} there" for key in here if there.get(key) != here[key] and key != "device"]
+
+
 @dataclass(frozen=True)
 class Folder:
     """A run folder; see docs/experiments.md for what it holds."""
@@ -37,7 +42,18 @@ class Folder:
 
     @property
     def finished(self) -> bool:
-        return (self.path / RECORD).exists()
+        """Whether its record is there; one that is damaged raises."""
+        if not (self.path / RECORD).exists():
+            return False
+        try:
+            return self.record().get("status") == "finished"
+        except files.Damaged as damage:
+            raise ConfigError(f"{damage} To go on from the last checkpoint, delete it.") from None
+
+    @property
+    def remains(self) -> bool:
+        """Whether parts of a run are there without its settings."""
+        return not self.exists and (self.checkpoints.exists() or (self.path / log.FILE).exists())
 
     def create(self, settings: Settings) -> None:
         """Makes the folder and writes the settings into it."""
@@ -49,7 +65,7 @@ class Folder:
         path = self.path / CONFIG
         try:
             return Settings.from_dict(files.read_json(path))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             raise ConfigError(f"{self.path} is not a run folder: it has no {CONFIG}.") from None
         except files.Damaged as damage:
             raise ConfigError(str(damage)) from None

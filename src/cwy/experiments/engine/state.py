@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from . import checkpoint
+from .config import ConfigError
 from .distributed import Group
 from .meter import Diverged, Meter, all_finite
-from .run import Folder, now
+from .run import Folder, differences, now
 
 
 @dataclass
@@ -21,6 +22,7 @@ class State:
     """What is neither in the model nor in the optimiser.
 
     Attributes:
+        settings: the run's, as ``config.json`` holds them.
         step: steps done.
         seconds: training time.
         started: when the run began.
@@ -30,6 +32,7 @@ class State:
         peak_memory: the most bytes that training took on a GPU; 0 elsewhere.
     """
 
+    settings: dict[str, Any] = field(default_factory=dict)
     step: int = 0
     seconds: float = 0.0
     started: str = field(default_factory=now)
@@ -68,11 +71,18 @@ class State:
         if not content:
             return False
         whole = checkpoint.parse(content)
+        changed = differences(whole["run"]["settings"], self.settings)
+        if changed:
+            raise ConfigError(
+                f"{folder.path}: config.json is not that of its checkpoints: {', '.join(changed)}. "
+                "Put it back, or start another run in another folder."
+            )
         model.load_state_dict(whole["model"])
         optimizer.load_state_dict(whole["optimizer"])
         meter.load_state_dict(whole["meter"])
         for f in fields(self):
-            setattr(self, f.name, whole["run"][f.name])
+            if f.name != "settings":  # the device may be another one
+                setattr(self, f.name, whole["run"][f.name])
         rank = group.rank % len(whole["random"]["cpu"])
         torch.set_rng_state(whole["random"]["cpu"][rank])
         if group.device.type == "cuda" and "cuda" in whole["random"]:
