@@ -39,7 +39,7 @@ def test_the_choice_for_one_recurrence_gives_the_reasons():
     rows = {row["backend"]: row for row in info.rollout(1024, reflections=128, batch=64, nonlinearity="relu", device="cuda")}
     assert rows["cudnn"]["status"] == "not here"
     assert "formed transition, not factors" in rows["cudnn"]["why"]
-    assert rows["torch"]["status"] == "serves"
+    assert rows["torch"]["status"] in (("serves", "ready") if torch.cuda.is_available() else ("would serve",))
     rows = {row["backend"]: row for row in info.rollout(190, nonlinearity="modrelu", device="cuda")}
     assert "it has relu and tanh, not modrelu" in rows["cudnn"]["why"]
     with pytest.raises(ValueError, match="unknown nonlinearity"):

@@ -102,8 +102,8 @@ def methods() -> list[dict[str, Any]]:
 def backends() -> list[dict[str, Any]]:
     """For each op and usable device its backends in the order of choice, asked for a small float32 problem in eager mode.
 
-    ``status`` is "serves" (what ``backend="auto"`` takes), "ready" (can serve; ``why`` says when it does), "passed over"
-    or "not here" (``why`` is the reason).
+    ``status`` is "serves" (what ``backend="auto"`` takes; "would serve" where the device is not here), "ready" (can serve; ``why``
+    says when it does), "passed over" or "not here" (``why`` is the reason).
     """
     rows: list[dict[str, Any]] = []
     for device in dict.fromkeys(row["device"].split(":")[0] for row in devices() if "why_not" not in row):
@@ -135,15 +135,17 @@ def rollout(
     check_choices("info.rollout", nonlinearity, "all", memory)
     factored = reflections is not None and factors_are_cheaper(n, reflections, batch * steps, device, dtype)
     request = Request(n, batch, steps, dtype, device, nonlinearity, reflections if factored else None, memory)
-    return [{"op": "rollout", "device": device, **row} for row in _choice(dispatch.backends("rollout")["rollout"], request)]
+    here = any(row["device"].split(":")[0] == device.split(":")[0] for row in devices() if "why_not" not in row)
+    rows = _choice(dispatch.backends("rollout")["rollout"], request, "serves" if here else "would serve")
+    return [{"op": "rollout", "device": device, **row} for row in rows]
 
 
-def _choice(candidates: list[dispatch.Backend], what: Any) -> list[dict[str, str]]:
+def _choice(candidates: list[dispatch.Backend], what: Any, serving: str = "serves") -> list[dict[str, str]]:
     rows, served = [], False
     for backend in candidates:
         reason, passed = backend.why_not(what), backend.why_pass(what)
         status, why = ("not here", reason) if reason else ("passed over", passed) if passed else ("ready", backend.about)
         if status == "ready" and not served:
-            status, served = "serves", True
+            status, served = serving, True
         rows.append({"backend": backend.name, "status": status, "why": why or ""})
     return rows

@@ -204,6 +204,9 @@ class OrthogonalRNN(_Recurrent):
                         getattr(ours, f"bias_ih{suffix}").copy_(bias)
         return ours
 
+    def flatten_parameters(self) -> None:
+        """Nothing to do; torch's layers have it, and what trains them calls it."""
+
     def forward(self, input: Tensor | PackedSequence, hx: Tensor | None = None) -> tuple[Tensor | PackedSequence, Tensor]:
         packed = input if isinstance(input, PackedSequence) else None
         data = cast(Tensor, input) if packed is None else packed.data
