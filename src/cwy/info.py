@@ -102,8 +102,8 @@ def methods() -> list[dict[str, Any]]:
 def backends() -> list[dict[str, Any]]:
     """For each op and usable device its backends in the order of choice, asked for a small float32 problem in eager mode.
 
-    ``status`` is "serves" (what ``backend="auto"`` takes; "would serve" where the device is not here), "ready" (can serve; ``why``
-    says when it does), "passed over" or "not here" (``why`` is the reason).
+    ``status`` is "serves" (what ``backend="auto"`` takes; "would serve" where the device is not here), "ready" (can serve;
+    ``why`` says when it does), "passed over" or "not here" (``why`` is the reason).
     """
     rows: list[dict[str, Any]] = []
     for device in dict.fromkeys(row["device"].split(":")[0] for row in devices() if "why_not" not in row):
