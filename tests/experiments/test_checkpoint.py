@@ -140,7 +140,12 @@ def test_a_step_to_infinity_reaches_no_file(tmp_path):
     done = cwy(*arguments(tmp_path / "run", lr=1e38, save_every=1))
     assert done.returncode == 3
     assert "is not finite after step 1: the run is stopped. There is no checkpoint yet." in done.stderr
-    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["config.json", "metrics.jsonl", "tensorboard"]
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [
+        "config.json",
+        "diverged.txt",
+        "metrics.jsonl",
+        "tensorboard",
+    ]
 
 
 @pytest.mark.parametrize(("size", "told"), [(1e-3, "Warning: the orthogonality error after step 5 is"), (1e-1, None)])

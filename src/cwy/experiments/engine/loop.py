@@ -17,7 +17,7 @@ from .distributed import Group
 from .graph import Step
 from .log import Log
 from .meter import Diverged, Guard, Meter, all_finite
-from .run import BEST, WEIGHTS, Folder, environment
+from .run import BEST, DIVERGED, WEIGHTS, Folder, environment
 from .signals import Stop
 from .state import State
 from .task import Batch, Better, Settings, Task, load
@@ -97,7 +97,10 @@ class Loop:
             except Diverged as error:
                 path = self.folder.last_checkpoint()
                 kept = f"The last good checkpoint is {path}." if path else "There is no checkpoint yet."
-                raise Diverged(f"{error}: the run is stopped. {kept}") from None
+                told = f"{error}: the run is stopped. {kept}"
+                if self.group.first:
+                    self.folder.write_file(DIVERGED, f"{told}\n".encode())
+                raise Diverged(told) from None
 
     def _steps(self, stop: Stop) -> None:
         if self.settings.compile:
@@ -271,6 +274,7 @@ class Loop:
         if self.log is not None:
             self.log.sync()
             self.folder.write_record(record)
+            (self.folder.path / DIVERGED).unlink(missing_ok=True)
         return record
 
     def _autocast(self):

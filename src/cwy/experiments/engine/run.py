@@ -19,6 +19,7 @@ from .config import ConfigError
 from .task import Settings
 
 CONFIG, RECORD, WEIGHTS, BEST = "config.json", "record.json", "weights.safetensors", "best.safetensors"
+DIVERGED = "diverged.txt"
 
 
 def differences(there: dict[str, Any], here: dict[str, Any]) -> list[str]:
@@ -49,6 +50,11 @@ class Folder:
             return self.record().get("status") == "finished"
         except files.Damaged as damage:
             raise ConfigError(f"{damage} To go on from the last checkpoint, delete it.") from None
+
+    @property
+    def diverged(self) -> bool:
+        """Whether its last attempt could not go on; the file says why."""
+        return (self.path / DIVERGED).exists()
 
     @property
     def remains(self) -> bool:

@@ -16,7 +16,7 @@ from .run import CONFIG, Folder
 def table(root: Path) -> Table | None:
     """One row a run below a folder; None if there is none."""
     view = Table(box=SIMPLE_HEAD, pad_edge=False)
-    view.add_column("run", overflow="fold")
+    view.add_column("run", overflow="fold", min_width=16)
     for heading in ("step", "loss", "accuracy", "best", "time"):
         view.add_column(heading, justify="right", no_wrap=True)
     view.add_column("", no_wrap=True)
@@ -44,7 +44,7 @@ def _rows(root: Path) -> Iterator[list[str]]:
             _number(final.get("accuracy"), ".2%"),
             _number(best["value"] if best else None, ".2%" if best and "accuracy" in best["metric"] else ".2e"),
             _number(rows[-1]["seconds"] if rows else None, ".1f", " s"),
-            "done" if record else "open",
+            "done" if record else "diverged" if folder.diverged else "open",
         ]
 
 
