@@ -18,6 +18,14 @@ from .batch import Batch, as_matrix, as_weight, batches
 _ROUNDED = 0.1
 
 
+def evaluated(closure: Callable[[], Any] | None) -> Any:
+    """What a closure returns, with gradients; None without one."""
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
+
+
 class KeepsPrecision(Optimizer):
     """An optimiser that loads float32 state of half-precision parameters as it was saved."""
 
@@ -52,10 +60,7 @@ class StiefelOptimizer(KeepsPrecision):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step; ``closure``, if given, computes loss and gradients anew, and its loss is returned."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = evaluated(closure)
         self._check_gradients()
         for group in self.param_groups:
             for batch in batches(group, self.state):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from .base import KeepsPrecision
+from .base import KeepsPrecision, evaluated
 
 
 class Joint(KeepsPrecision):
@@ -52,10 +52,7 @@ class Joint(KeepsPrecision):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step of every part; ``closure``, if given, is called once before, and its loss returned."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = evaluated(closure)
         for part in self.parts:
             part.step()
         return loss

@@ -120,12 +120,9 @@ def recover(
 
 def gradient(q: Matrix, deltas: Tensor, states: Tensor, before: Tensor, sizes: list[int]) -> tuple[Tensor, ...]:
     """As :func:`loops.gradient`."""
-    if sizes[0] != sizes[-1]:
-        values = states.split(sizes)
-        before = torch.cat([before, *(value[:size] for value, size in zip(values, sizes[1:], strict=False))])
     if isinstance(q, Formed):
-        return (product(deltas, states, before),)
-    previous = torch.cat([before, states[: deltas.shape[0] - before.shape[0]]])
+        return (product(deltas, states, before if sizes[0] == sizes[-1] else loops.previous(states, before, sizes)),)
+    previous = loops.previous(states, before, sizes)
     dw = product(deltas, before[:0] @ q.y, previous @ q.y)
     dy = product(previous, before[:0] @ q.w, deltas @ q.w)
     return -dw, -dy, (deltas * previous).sum(0)

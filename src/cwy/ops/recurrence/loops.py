@@ -176,5 +176,11 @@ def _steps_before(deltas: Tensor, states: Tensor, before: Tensor, sizes: list[in
         yield deltas[: sizes[0]], before
         yield deltas[sizes[0] :], states[: -sizes[0]]
     else:
-        values = states.split(sizes)
-        yield deltas, torch.cat([before, *(value[:size] for value, size in zip(values, sizes[1:], strict=False))])
+        yield deltas, previous(states, before, sizes)
+
+
+def previous(states: Tensor, before: Tensor, sizes: list[int]) -> Tensor:
+    """The state that each row of a chunk came from."""
+    if sizes[0] == sizes[-1]:
+        return torch.cat([before, states[: -sizes[0]]])
+    return torch.cat([before, *(value[:size] for value, size in zip(states.split(sizes), sizes[1:], strict=False))])

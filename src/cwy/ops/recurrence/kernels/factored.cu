@@ -71,6 +71,7 @@ rollout(const float* __restrict__ A, const float* __restrict__ B, const float* _
     }
     units.turn(it);
     barrier_wait(barrier[it & 1], it >> 1 & 1);
+    __syncthreads();  // the barrier counts what came here: parts for other blocks may still be read from c
     #pragma unroll
     for (int e = threadIdx.x; e < QUADS; e += THREADS) {
       float4 whole = make_float4(0.f, 0.f, 0.f, 0.f);
