@@ -171,7 +171,7 @@ def variants():
         yield shapes.block(n, 128, 132), n
     for n, batch in ((257, 130), (512, 64), (600, 130), (1024, 9), (1024, 130)):
         yield shapes.cluster(n, batch, len(str(n)) % 3, 0), n
-    for n, reflections in ((300, 20), (1024, 128), (1024, 192)):
+    for n, reflections in ((300, 20), (1024, 128), (1024, 256)):
         yield shapes.factored(n, reflections, 130, 0), n
 
 

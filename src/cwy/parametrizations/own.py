@@ -65,6 +65,9 @@ def _inverse_root(g: Tensor) -> Tensor:
     r"""$R = G^{-1/2}$ of a positive definite ``g (*, M, M)``, float64, with derivatives of every order."""
     if torch.compiler.is_compiling():
         return _InverseRoot.apply(g)[0]
+    if g.is_cuda and torch.cuda.is_current_stream_capturing():
+        # cuSOLVER would fail now and from then on.
+        raise RuntimeError("OWN: torch.linalg.eigh waits for the device, so it can't be recorded in a CUDA graph. Use TCWY.")
     r, _, root = _DualInverseRoot.apply(g)
     # Fake and meta tensors, and those under a transform, have no values to look at.
     plain = type(root) is Tensor and not (root.is_meta or torch._C._are_functorch_transforms_active())

@@ -122,10 +122,15 @@ def gradient(q: Matrix, deltas: Tensor, states: Tensor, before: Tensor, sizes: l
     """As :func:`loops.gradient`."""
     if isinstance(q, Formed):
         return (product(deltas, states, before if sizes[0] == sizes[-1] else loops.previous(states, before, sizes)),)
-    previous = loops.previous(states, before, sizes)
-    dw = product(deltas, before[:0] @ q.y, previous @ q.y)
-    dy = product(previous, before[:0] @ q.w, deltas @ q.w)
-    return -dw, -dy, (deltas * previous).sum(0)
+    if sizes[0] == sizes[-1]:
+        dw = product(deltas, states @ q.y, before @ q.y)
+        dy, held = product(deltas @ q.w, states, before).mT, sizes[0]
+        dd = (deltas[:held] * before).sum(0) + (deltas[held:] * states[:-held]).sum(0)
+    else:
+        previous = loops.previous(states, before, sizes)
+        dw = product(deltas, before[:0] @ q.y, previous @ q.y)
+        dy, dd = product(deltas @ q.w, before[:0], previous).mT, (deltas * previous).sum(0)
+    return -dw, -dy.contiguous(), dd
 
 
 def _launch(mode: int, q: Matrix, f: Nonlinearity, sizes: list[int], **tensors: Tensor | None) -> None:

@@ -10,7 +10,7 @@ from .. import nvrtc
 
 KERNELS = Path(__file__).parent / "kernels"
 BLOCK, CLUSTER = 256, 1024  # the most units that a block, and a cluster, hold
-FACTORS = 192  # the most reflections that a cluster holds as factors
+FACTORS = 256  # the most reflections that a cluster holds as factors
 SHARED = 227 * 1024  # bytes of shared memory that a block can have
 FORWARD, ADJOINT, RECOVER = range(3)
 
