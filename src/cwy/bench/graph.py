@@ -62,5 +62,5 @@ def _recover(stream: torch.cuda.Stream) -> None:
     """Takes back what a failed recording leaves behind: its stream, and a generator that believes it is still recorded."""
     torch.cuda.set_stream(stream)
     torch.cuda.synchronize()
-    generator = torch.cuda.default_generators[stream.device_index]
-    generator.graphsafe_set_state(torch.Generator(stream.device))
+    index = torch.cuda.current_device()
+    torch.cuda.default_generators[index].graphsafe_set_state(torch.Generator(f"cuda:{index}"))

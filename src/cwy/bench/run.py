@@ -158,7 +158,7 @@ def prepare(entry: Entry, dtype: torch.dtype, device: torch.device, seed: int, e
     for timer in timers.values():
         timer.calibrate(effort, seconds if timer.call is whole else 0.0)
     if effort.graphs and device.type == "cuda":
-        expected = {"forward": out, "both": gradients}
+        expected = {"forward": out, "both": gradients or ()}
         for name, timer in list(timers.items()):
             recorded = record(timer.call, device)
             if recorded is not None and alike(recorded.result, expected[name], gate):
