@@ -89,6 +89,9 @@ def _timed(bench: Bench) -> Callable[..., None]:
         threads: Annotated[
             int | None, typer.Option(metavar="INT", min=1, help="CPU threads.", show_default="torch's own choice")
         ] = None,
+        graphs: Annotated[
+            bool, typer.Option("--graphs/--no-graphs", help="On a GPU, also as CUDA graphs: without the host's share.")
+        ] = True,
         seed: Annotated[int, typer.Option(metavar="INT", min=0, max=2**32 - 1, help="Draws every input.")] = 0,
         out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for rows and picture, made if need be.")] = Path("bench"),
     ) -> None:
@@ -98,7 +101,8 @@ def _timed(bench: Bench) -> Callable[..., None]:
 
         console = Console(highlight=False, markup=False)
         with plainly(ValueError):
-            chosen = options(bench, sizes, peers, methods, device, dtype, quick, repeats, threads, seed, nonlinearity, only)
+            given = (sizes, peers, methods, device, dtype, quick, repeats, threads, seed, nonlinearity, only, graphs)
+            chosen = options(bench, *given)
         with plainly(OSError, f"cannot write to the folder --out {out}: "):
             folder = writable(out)
         rows, stopped = measure(chosen, console)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import cwy
 from cwy.bench import matrix
 from cwy.bench.entry import Case, Entry, gaussian
+from cwy.bench.graph import record
 from cwy.bench.memory import bounded, peak
 from cwy.bench.peers import INSTALL
 from cwy.bench.rows import Context, context
@@ -191,3 +192,33 @@ def test_on_a_gpu_everything_that_torch_has_passes_and_is_timed():
     assert {row.status for row in rows} == {"ok"}, [row.reason for row in rows]
     assert all(row.forward > 0 and row.memory > 0 for row in rows)
     assert peak(lambda: torch.empty(1 << 20, device=device), device) == 4 << 20
+    graphs = {(row.entry, row.size): (row.forward_graph, row.both_graph) for row in rows}
+    assert all(min(graphs[name]) > 0 for name in [("matmul", "64"), ("cwy", "64"), ("tcwy", "96x8")])
+    assert graphs["matrix_exp 1", "64"] == (None, None)
+
+
+@pytest.mark.gpu
+def test_a_recording_gives_the_same_and_a_failed_one_leaves_no_trace():
+    device, stream = torch.device("cuda"), torch.cuda.current_stream()
+    v = torch.randn(64, 8, device=device, requires_grad=True)
+    z = torch.randn(64, 8, device=device)
+    both = lambda: torch.autograd.grad(cwy.ops.tcwy_matrix(v), v, z)
+    recorded = record(both, device)
+    with torch.no_grad():
+        v.copy_(torch.randn(64, 8, device=device))
+    recorded.replay()
+    torch.testing.assert_close(recorded.result[0], both()[0])
+    event = torch.cuda.Event()
+
+    def waits():
+        # Not seen by torch's own watch on waiting: the recording itself fails.
+        event.record()
+        event.synchronize()
+        return v.sum()
+
+    for call in (lambda: v.sum().item(), waits):
+        assert record(call, device) is None
+        assert torch.cuda.current_stream() == stream
+        assert torch.cuda.get_sync_debug_mode() == 0
+        assert torch.randn(4, device=device).isfinite().all()
+    assert record(both, device) is not None

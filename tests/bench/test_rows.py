@@ -1,5 +1,7 @@
 """Sizes in, rows out."""
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -59,6 +61,16 @@ def test_rows_survive_the_file(tmp_path_factory, rows):
     write_csv(rows, path)
     assert read_csv(path) == rows
     assert [file.name for file in path.parent.iterdir()] == ["rows.csv"]
+
+
+RECORDS = sorted((Path(__file__).parents[2] / "results" / "bench").glob("*/*.csv"))
+
+
+@pytest.mark.parametrize("path", RECORDS, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_committed_records_are_read_whatever_columns_came_later(path):
+    rows = read_csv(path)
+    assert rows
+    assert all(row.status != "ok" or (row.forward > 0 and row.device_name and row.commit) for row in rows)
 
 
 def test_a_file_of_rows_is_replaced_whole_or_not_at_all(tmp_path):

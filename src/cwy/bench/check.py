@@ -70,7 +70,7 @@ def accuracy(case: Case, out: Tensor, cotangent: Tensor, gradients: Sequence[Ten
 
 def judge(found: Accuracy, dtype: torch.dtype) -> None:
     """Raises :class:`CheckFailed` unless every error is within what the dtype allows."""
-    allowed = TOLERANCE[dtype.to_real() if dtype.is_complex else dtype]
+    allowed = _allowed(dtype)
     for what, error in (
         ("result", found.error),
         ("gradient", found.gradient_error),
@@ -79,6 +79,16 @@ def judge(found: Accuracy, dtype: torch.dtype) -> None:
         # Written so that a NaN fails.
         if error is not None and not error <= allowed:
             raise CheckFailed(f"{what} is off by {error:.1g} from float64, {allowed:g} is allowed")
+
+
+def alike(found: Tensor | Sequence[Tensor], expected: Tensor | Sequence[Tensor], dtype: torch.dtype) -> bool:
+    """Whether results are the same to within what the dtype allows."""
+    pair = [[x] if isinstance(x, Tensor) else x for x in (found, expected)]
+    return _worst(pair[0], [double(x) for x in pair[1]]) <= _allowed(dtype)
+
+
+def _allowed(dtype: torch.dtype) -> float:
+    return TOLERANCE[dtype.to_real() if dtype.is_complex else dtype]
 
 
 def _worst(found: Sequence[Tensor], true: Sequence[Tensor]) -> float:

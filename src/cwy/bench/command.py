@@ -58,6 +58,7 @@ def options(
     seed: int,
     nonlinearity: str | None = None,
     only: str | None = None,
+    graphs: bool = True,
 ) -> Options:
     """Options as the user wrote them; a mistake raises ValueError with what to do."""
     chosen = parse_sizes(
@@ -67,7 +68,7 @@ def options(
     if dtype not in DTYPES:
         raise ValueError(f"--dtype: {dtype!r} is not known. {near(dtype, DTYPES)}")
     functions = _nonlinearities(bench, nonlinearity)
-    effort = QUICK if quick else FULL
+    effort = replace(QUICK if quick else FULL, graphs=graphs)
 
     starts = tuple(part.strip() for part in (only or "").split(","))
 
@@ -143,8 +144,9 @@ def write(chosen: Options, rows: list[Row], folder: Path) -> list[Path]:
 def show(chosen: Options, rows: list[Row], written: list[Path], console: Console) -> None:
     """Shows the tables, what they say, what got no time, and where the files are."""
     for form, sizes, found in _by_form(chosen, rows):
-        if len(sizes) > 1:
-            console.print(table.overview(found, sizes))
+        graphs = [kind for kind in ("forward_graph", "both_graph") if any(getattr(row, kind) for row in found)]
+        for kind in [*(["both"] if len(sizes) > 1 else []), *graphs]:
+            console.print(table.overview(found, sizes, kind))
             console.print()
         last = [row for row in found if row.size == show_size(sizes[-1])]
         baseline = chosen.baseline(sizes[-1])

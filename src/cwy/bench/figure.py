@@ -13,7 +13,7 @@ from matplotlib.ticker import NullLocator
 
 from .rows import Row
 from .sizes import Size, show
-from .table import times
+from .table import KINDS, times
 
 # Colours that colour-blind readers can tell apart: one of Okabe and Ito's for the first of ours, then Tol's "muted".
 BLUE, SKY, ORANGE = "#0072B2", "#88CCEE", "#E69F00"
@@ -55,8 +55,9 @@ def _named(form: str, size: Size, skip: int = 0) -> str:
 
 
 def _lines(rows: Sequence[Row], sizes: Sequence[Size], form: str) -> Figure:
-    figure = Figure(figsize=(12, 6.5), layout="constrained")
-    panels = figure.subplots(1, 2, sharey=True)
+    kinds = ["forward", "both", *(["both_graph"] if any(row.both_graph for row in rows) else [])]
+    figure = Figure(figsize=(4 + 4 * len(kinds), 6.5), layout="constrained")
+    panels = figure.subplots(1, len(kinds), sharey=True)
     names = [show(size) for size in sizes]
     # Of a recurrence the time of a step is drawn. Over N where each N is there once; else side by side.
     steps = {show(size): size[-1] if form.endswith("T") else 1 for size in sizes}
@@ -67,7 +68,7 @@ def _lines(rows: Sequence[Row], sizes: Sequence[Size], form: str) -> Figure:
     fixed = _named(form, sizes[0], skip=1) if alike else ""
     along = (f"N ({fixed})" if fixed else "N") if over_n else form
     styles = _styles(rows)
-    for axes, kind, name in zip(panels, ("forward", "both"), ("forward", "forward + backward"), strict=True):
+    for axes, kind in zip(panels, kinds, strict=True):
         for entry, style in styles.items():
             timed = [row for row in rows if row.entry == entry and getattr(row, kind) is not None]
             timed.sort(key=lambda row: at[row.size])
@@ -78,7 +79,7 @@ def _lines(rows: Sequence[Row], sizes: Sequence[Size], form: str) -> Figure:
                 for end in ("q1", "q3")
             ]
             axes.errorbar([at[row.size] for row in timed], middle, yerr=spread, label=entry, **style)
-        axes.set(title=name, yscale="log", xlabel=along)
+        axes.set(title=KINDS[kind], yscale="log", xlabel=along)
         axes.set_xscale("log" if over_n else "linear")
         axes.set_xticks(list(at.values()), [str(n) for n in at.values()] if over_n else names)
         axes.xaxis.set_minor_locator(NullLocator())

@@ -7,7 +7,7 @@ import io
 import os
 import platform
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from datetime import UTC, datetime
 from functools import cache
 from importlib import metadata
@@ -55,7 +55,9 @@ class Row(Context):
             "missing" (not installed).
         reason: why there are no times.
         forward, forward_q1, forward_q3, forward_repeats: median, quartiles and count of the forward pass.
-        both, both_q1, both_q3, both_repeats: the same of forward and backward.
+        forward_mean, forward_se: its mean, and the standard error of that.
+        both, …: the same of forward and backward.
+        forward_graph, both_graph, …: the same of both, replayed as CUDA graphs; None where they can't be recorded.
         memory: bytes, the peak of forward and backward beyond the inputs.
         error, gradient_error: against float64, relative to its norm.
         orthogonality: of a matrix max|QᴴQ - I|, of a product max|‖Qx‖/‖x‖ - 1|.
@@ -73,11 +75,27 @@ class Row(Context):
     forward: float | None = None
     forward_q1: float | None = None
     forward_q3: float | None = None
+    forward_mean: float | None = None
+    forward_se: float | None = None
     forward_repeats: int | None = None
     both: float | None = None
     both_q1: float | None = None
     both_q3: float | None = None
+    both_mean: float | None = None
+    both_se: float | None = None
     both_repeats: int | None = None
+    forward_graph: float | None = None
+    forward_graph_q1: float | None = None
+    forward_graph_q3: float | None = None
+    forward_graph_mean: float | None = None
+    forward_graph_se: float | None = None
+    forward_graph_repeats: int | None = None
+    both_graph: float | None = None
+    both_graph_q1: float | None = None
+    both_graph_q3: float | None = None
+    both_graph_mean: float | None = None
+    both_graph_se: float | None = None
+    both_graph_repeats: int | None = None
     memory: int | None = None
     error: float | None = None
     gradient_error: float | None = None
@@ -129,14 +147,15 @@ def write_csv(rows: Iterable[Row], path: Path) -> None:
 
 
 def read_csv(path: Path) -> list[Row]:
-    """The rows that :func:`write_csv` wrote; a file with other columns raises."""
+    """The rows that :func:`write_csv` wrote, now or before there were as many columns; a file with other columns raises."""
     readers = _readers()
+    needed = {field.name for field in fields(Row) if field.default is MISSING}
     with path.open(encoding="utf-8", newline="") as file:
         table = csv.DictReader(file)
-        if set(table.fieldnames or ()) != set(readers):
-            odd = sorted(set(table.fieldnames or ()) ^ set(readers))
+        found = set(table.fieldnames or ())
+        if odd := sorted((found - readers.keys()) | (needed - found)):
             raise ValueError(f"{path} is not a file of benchmark rows: its columns differ by {', '.join(odd)}.")
-        return [Row(**{name: read(line[name]) for name, read in readers.items()}) for line in table]
+        return [Row(**{name: readers[name](text) for name, text in line.items()}) for line in table]
 
 
 @cache

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from .. import __version__
-from .check import Accuracy, CheckFailed, accuracy, judge
+from .check import Accuracy, CheckFailed, accuracy, alike, judge
 from .entry import Entry
+from .graph import record
 from .memory import bounded, peak
 from .peers import why_missing
 from .rows import Context, Row, version
@@ -37,16 +38,12 @@ class Ready:
     dtype: torch.dtype
     accuracy: Accuracy
     memory: int
-    forward: Timer
-    both: Timer | None = None
-
-    @property
-    def timers(self) -> list[Timer]:
-        return [self.forward] if self.both is None else [self.forward, self.both]
+    timers: dict[str, Timer]
+    """By the field of a row that they fill."""
 
     @property
     def complete(self) -> bool:
-        return all(len(timer.samples) >= FEWEST for timer in self.timers)
+        return all(len(timer.samples) >= FEWEST for timer in self.timers.values())
 
 
 def run(
@@ -117,7 +114,7 @@ def _run_size(
                     untimed[entry.name] = {"status": "failed", "reason": str(reason)}
                 except Exception as error:
                     untimed[entry.name] = {"status": "failed", "reason": _told(error)}
-        timers = [timer for one in ready.values() for timer in one.timers]
+        timers = [timer for one in ready.values() for timer in one.timers.values()]
         total = sum(timer.repeats for timer in timers)
         for taken in in_turn(timers):
             watch(size, "timing in turn", (1 + taken / total) / 2)
@@ -153,13 +150,21 @@ def prepare(entry: Entry, dtype: torch.dtype, device: torch.device, seed: int, e
 
         gradients = _first(both, device, effort.limit, "forward + backward") if entry.differentiable else None
         errors = accuracy(case, out, cotangent, gradients)
-    judge(errors, entry.gate or out.dtype)
+    gate = entry.gate or out.dtype
+    judge(errors, gate)
     whole, memory = both if entry.differentiable else forward, []
     seconds = clock(lambda: memory.append(peak(whole, device)), device)
-    timers = [Timer(call, device) for call in ([forward, both] if entry.differentiable else [forward])]
-    for timer in timers:
+    timers = {"forward": Timer(forward, device)} | ({"both": Timer(both, device)} if entry.differentiable else {})
+    for timer in timers.values():
         timer.calibrate(effort, seconds if timer.call is whole else 0.0)
-    return Ready(entry, out.dtype, errors, memory[0], *timers)
+    if effort.graphs and device.type == "cuda":
+        expected = {"forward": out, "both": gradients or ()}
+        for name, timer in list(timers.items()):
+            recorded = record(timer.call, device)
+            if recorded is not None and alike(recorded.result, expected[name], gate):
+                timers[f"{name}_graph"] = Timer(recorded.replay, device)
+                timers[f"{name}_graph"].calibrate(effort)
+    return Ready(entry, out.dtype, errors, memory[0], timers)
 
 
 def _first(call: Callable, device: torch.device, limit: float, what: str):
@@ -176,10 +181,11 @@ def _first(call: Callable, device: torch.device, limit: float, what: str):
 
 def _measured(ready: Ready) -> dict[str, Any]:
     values: dict[str, Any] = {"status": "ok", "dtype": _name(ready.dtype), "memory": ready.memory, **asdict(ready.accuracy)}
-    for name, timer in (("forward", ready.forward), ("both", ready.both)):
-        if timer is not None:
-            low, middle, high = timer.quartiles()
-            values |= {name: middle, f"{name}_q1": low, f"{name}_q3": high, f"{name}_repeats": len(timer.samples)}
+    for name, timer in ready.timers.items():
+        low, middle, high = timer.quartiles()
+        mean, se = timer.mean()
+        values |= {name: middle, f"{name}_q1": low, f"{name}_q3": high, f"{name}_mean": mean, f"{name}_se": se}
+        values[f"{name}_repeats"] = len(timer.samples)
     return values
 
 

@@ -11,19 +11,25 @@ from rich.text import Text
 from .rows import Row
 from .sizes import Size, show
 
+KINDS = {
+    "forward": "Forward",
+    "both": "Forward + backward",
+    "forward_graph": "Forward as a CUDA graph",
+    "both_graph": "Forward + backward as a CUDA graph",
+}
+"""The times of a row, by their fields."""
 STYLES = {"ours": "bold", "peer": "", "floor": "dim"}
 
 
-def overview(rows: Sequence[Row], sizes: Sequence[Size]) -> Table:
-    """Forward and backward at every size, a row an entry, the fastest at the largest size first."""
-    timed = {(row.entry, row.size): row for row in rows if row.both}
-    view = _table("Forward + backward, ms", "entry", *(show(size) for size in sizes))
-    for name in _order(list(timed.values()), show(sizes[-1])):
+def overview(rows: Sequence[Row], sizes: Sequence[Size], kind: str = "both") -> Table:
+    """One kind of time at every size, a row an entry, the fastest at the largest size first."""
+    timed = {(row.entry, row.size): row for row in rows if getattr(row, kind)}
+    view = _table(f"{KINDS[kind]}, ms", "entry", *(show(size) for size in sizes))
+    for name in _order(list(timed.values()), show(sizes[-1]), kind):
         found = [timed.get((name, show(size))) for size in sizes]
-        style = next(STYLES[row.group] for row in found if row)
-        view.add_row(
-            next(marked(row) for row in found if row), *(_or(row.both if row else None, _ms) for row in found), style=style
-        )
+        first = next(row for row in found if row)
+        cells = (_or(getattr(row, kind) if row else None, _ms) for row in found)
+        view.add_row(marked(first), *cells, style=STYLES[first.group])
     return view
 
 
@@ -105,9 +111,9 @@ def _time(row: Row) -> float | None:
     return row.forward if row.both is None else row.both
 
 
-def _order(rows: Sequence[Row], last: str) -> list[str]:
+def _order(rows: Sequence[Row], last: str, kind: str) -> list[str]:
     """Entries by their time at the last size, then those that have none there."""
-    ranked = sorted(rows, key=lambda row: (row.size != last, row.both is None, _time(row) or 0))
+    ranked = sorted(rows, key=lambda row: (row.size != last, getattr(row, kind)))
     return list(dict.fromkeys(row.entry for row in ranked))
 
 

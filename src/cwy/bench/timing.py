@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from statistics import quantiles
+from statistics import fmean, quantiles, stdev
 
 import torch
 
@@ -25,6 +25,7 @@ class Effort:
         budget: seconds for the samples of one entry; a slow one gets fewer, but at least 3.
         limit: seconds; an entry of which one call takes longer is skipped.
         total: seconds; an entry not begun by then is skipped, and so is a size not begun by half of it.
+        graphs: whether, on a GPU, calls are timed as CUDA graphs too.
     """
 
     repeats: int
@@ -32,6 +33,7 @@ class Effort:
     budget: float
     limit: float
     total: float = math.inf
+    graphs: bool = True
 
 
 FULL = Effort(repeats=10, shortest=0.02, budget=4.0, limit=5.0)
@@ -71,6 +73,10 @@ class Timer:
         """First quartile, median and third quartile of the samples."""
         low, middle, high = quantiles(self.samples, n=4, method="inclusive")
         return low, middle, high
+
+    def mean(self) -> tuple[float, float]:
+        """Mean of the samples, and its standard error."""
+        return fmean(self.samples), stdev(self.samples) / len(self.samples) ** 0.5
 
 
 def clock(call: Callable[[], object], device: torch.device, number: int = 1) -> float:
