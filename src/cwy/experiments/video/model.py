@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, pixel_shuffle, pixel_unshuffle
+from torch.utils.checkpoint import checkpoint
 
 from ...nn import ConvLSTM, ConvNERU
 
@@ -12,6 +13,8 @@ GROUP = 2
 """Squares of so many pixels a side become channels."""
 SHRINK = 16
 """The side of a frame is a multiple of this: it is halved four times."""
+FRAMES = 32
+"""Frames that are shown at once."""
 
 
 class Block(nn.Module):
@@ -97,7 +100,11 @@ class Predictor(nn.Module):
         x = recur(2, self.down[2](b))
         x = recur(3, torch.cat([self.up[0](x), b], 1))
         x = recur(4, torch.cat([self.up[1](x), a], 1))
-        # Two convolutions, for both side by side would be the largest tensor of all.
-        x, weight = self.up[2](x), self.last.weight
-        x = conv2d(x, weight[:, : x.shape[1]], self.last.bias, padding=1) + conv2d(first, weight[:, x.shape[1] :], padding=1)
+        # At full size a channel is the largest tensor of all: some frames at a time, made again when they are needed.
+        rows = zip(x.split(FRAMES), first.split(FRAMES), strict=True)
+        x = torch.cat([checkpoint(self._show, *row, use_reentrant=False, preserve_rng_state=False) for row in rows])
         return pixel_shuffle(x, GROUP).view(steps, batch, *frames.shape[2:]).transpose(0, 1)
+
+    def _show(self, x: Tensor, first: Tensor) -> Tensor:
+        x, weight = self.up[2](x), self.last.weight
+        return conv2d(x, weight[:, : x.shape[1]], self.last.bias, padding=1) + conv2d(first, weight[:, x.shape[1] :], padding=1)
