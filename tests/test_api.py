@@ -106,9 +106,11 @@ def test_identity_is_exact_and_learns():
     assert torch.equal(linear(9, 4, init="identity").weight, torch.eye(9, 4, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("init", ["henaff", "helfrich"])
+@pytest.mark.parametrize(
+    ("init", "low", "high"), [("henaff", -math.pi, math.pi), ("helfrich", 0, math.pi / 2), ("helfrich-exp", 0, 1)]
+)
 @pytest.mark.parametrize(("n", "reflections"), [(6, None), (7, None), (7, 4), (7, 5)])
-def test_plane_rotations(init, n, reflections):
+def test_plane_rotations(init, low, high, n, reflections):
     weight = linear(n, init=init, reflections=reflections).weight.detach()
     planes = (reflections or n) // 2
     for k in range(planes):
@@ -116,7 +118,7 @@ def test_plane_rotations(init, n, reflections):
         angle = torch.atan2(block[0, 1], block[0, 0])
         expected = torch.stack([angle.cos(), angle.sin(), -angle.sin(), angle.cos()]).reshape(2, 2)
         torch.testing.assert_close(block, expected, atol=1e-12, rtol=0)
-        assert (0 if init == "helfrich" else -math.pi) <= angle <= (math.pi / 2 if init == "helfrich" else math.pi)
+        assert low <= angle <= high
     torch.testing.assert_close(weight[2 * planes :, 2 * planes :], torch.eye(n - 2 * planes, dtype=torch.float64))
 
 

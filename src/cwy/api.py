@@ -41,8 +41,8 @@ def orthogonal(
         name: the parameter's name.
         method: a name in :data:`cwy.METHODS`. "cwy" on a weight that is not square is T-CWY.
         reflections: L of the methods by reflections; all by default.
-        init: "random", "haar", "identity", "henaff", "helfrich", or the matrix itself. By default a weight that is
-            orthogonal and reachable already is kept, and any other replaced by "random".
+        init: "random", "haar", "identity", "henaff", "helfrich", "helfrich-exp", or the matrix itself. By default a weight
+            that is orthogonal and reachable already is kept, and any other replaced by "random".
         options: what else the method takes.
 
     Returns:

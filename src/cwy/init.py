@@ -54,6 +54,26 @@ def helfrich(
     return _rotations("helfrich", n, m, reflections, batch, dtype, device, 0.0, math.pi / 2)
 
 
+def helfrich_exp(
+    n: int,
+    m: int | None = None,
+    *,
+    reflections: int | None = None,
+    batch: Sequence[int] = (),
+    dtype: torch.dtype | None = None,
+    device: Device = None,
+) -> Tensor:
+    r"""exp of the same skew matrix, in place of its Cayley transform: angles $\tan(t/2)$, at most a radian.
+
+    So exponential RNNs start when they are told to start as Helfrich's.
+
+    Example:
+        >>> (helfrich_exp(4).diagonal() >= math.cos(1)).all()
+        tensor(True)
+    """
+    return _rotations("helfrich_exp", n, m, reflections, batch, dtype, device, 0.0, math.pi / 2, lambda t: (t / 2).tan())
+
+
 def haar(
     n: int,
     m: int | None = None,
@@ -103,7 +123,13 @@ def identity(
 
 
 #: The initial values that are matrices. "random" is not here: it draws the method's own free parameters.
-MATRICES: dict[str, Callable[..., Tensor]] = {"henaff": henaff, "helfrich": helfrich, "haar": haar, "identity": identity}
+MATRICES: dict[str, Callable[..., Tensor]] = {
+    "henaff": henaff,
+    "helfrich": helfrich,
+    "helfrich-exp": helfrich_exp,
+    "haar": haar,
+    "identity": identity,
+}
 
 
 def _columns(call: str, n: int, m: int | None) -> int:
@@ -122,13 +148,14 @@ def _rotations(
     device: Device,
     low: float,
     high: float,
+    bend: Callable[[Tensor], Tensor] = lambda t: t,
 ) -> Tensor:
-    """Block-diagonal rotations [[cos, sin], [-sin, cos]] by angles uniform in [low, high]."""
+    """Block-diagonal rotations [[cos, sin], [-sin, cos]] by angles uniform in [low, high], or a function of such."""
     if m is not None and n != m:
         raise ValueError(f"{call}: turning planes makes a square matrix, got {n} x {m}. Use init='haar' or 'identity'.")
     dtype = torch.get_default_dtype() if dtype is None else dtype
     planes = (n if reflections is None else min(reflections, n)) // 2
-    angle = torch.empty(*batch, planes, dtype=dtype.to_real(), device=device).uniform_(low, high)
+    angle = bend(torch.empty(*batch, planes, dtype=dtype.to_real(), device=device).uniform_(low, high))
     q = identity(n, batch=batch, dtype=dtype.to_real(), device=device)
     even = 2 * torch.arange(planes, device=device)
     odd = even + 1
