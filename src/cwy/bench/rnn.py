@@ -44,7 +44,7 @@ def baseline(size: Size, device: str) -> str:
 def entries(size: Size) -> list[Entry]:
     """For each nonlinearity every backend, the memory modes, an eager loop and HR, one reflection at a time; torch's RNNs."""
     n, *count, batch, steps = size
-    found = []
+    found = [_products(n, batch, steps)]
     for f in NONLINEARITIES:
         found += [_backend(size, backend, f) for backend in dispatch.backends("rollout")["rollout"]]
         if not count:
@@ -132,6 +132,23 @@ def _eager(size: Size, f: str, indexed: bool = False) -> Entry:
     over = "for t in range(T): xt = x[t];" if indexed else "for xt in x:"
     about = f"{over} h = {f}(h @ Q.mT + xt + b), stacked; autograd" + ", Q h as h - (h @ u) @ (u @ t).mT" * (len(size) > 3)
     return Entry(f"eager loop{' of x[t]' if indexed else ''}, {f}", about, make, nonlinearity=f)
+
+
+def _products(n: int, batch: int, steps: int) -> Entry:
+    def call(h: Tensor, d: Tensor, q: Tensor) -> Tensor:
+        states, deltas = [h], [d]
+        for _ in range(steps - 1):
+            states.append(states[-1] @ q.mT)
+            deltas.append(deltas[-1] @ q)
+        return torch.cat(deltas).mT @ torch.cat(states)
+
+    def make(dtype: torch.dtype, device: torch.device) -> Case:
+        like = {"dtype": dtype, "device": device}
+        q = init.haar(n, dtype=torch.promote_types(dtype, torch.float32), device=device).to(dtype)
+        return Case(call, (gaussian(batch, n, **like), gaussian(batch, n, **like), q), call, None)
+
+    about = "the products with a formed Q that forward and backward need, alone: T each way, and one for the gradient of Q"
+    return Entry("products", about, make, group="floor", differentiable=False)
 
 
 def _one_at_a_time(size: Size, f: str) -> Entry:
