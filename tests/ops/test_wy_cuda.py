@@ -14,7 +14,18 @@ SMALL = [
     (1, 1), (7, 3), (7, 7), (7, 12), (33, 33), (64, 64), (64, 65), (65, 64), (100, 512), (190, 190), (256, 100), (256, 256),
     (257, 257), (511, 400), (511, 511), (512, 512),
 ]  # fmt: skip
-LARGE = [(513, 1), (1000, 33), (1024, 128), (3001, 50), (1000, 256), (600, 257), (600, 700), (1024, 1024), (1500, 1100)]
+LARGE = [
+    (513, 1),
+    (1000, 33),
+    (1024, 128),
+    (3001, 50),
+    (1000, 256),
+    (600, 257),
+    (600, 700),
+    (1024, 1024),
+    (1500, 1100),
+    (2048, 2048),
+]
 CALLS = {
     "matrix": (cwy_matrix, {}),
     "truncated": (tcwy_matrix, {}),
@@ -45,10 +56,15 @@ def results(call, v, backend, dtype=torch.float32):
     return [y.detach(), *torch.autograd.grad(y, leaves, weight)]
 
 
+def orthogonal(q, bound):
+    """Whether the spectral norm of QᵀQ − I is within the bound; Frobenius' is above it, and quick."""
+    q = q.double()
+    gap = q.mT @ q - torch.eye(q.shape[-1], dtype=q.dtype, device=q.device)
+    return gap.norm() <= bound or departure(q) <= bound
+
+
 def agree(call, v):
-    ours, plain, truth = (
-        results(call, v, *how) for how in (("cuda",), ("analytic",), ("analytic", torch.float64))
-    )  # fmt: skip
+    ours, plain, truth = (results(call, v, *how) for how in (("cuda",), ("analytic",), ("analytic", torch.float64)))
     for name, a, p, t in zip(("value", "gradient of v", "gradient of x"), ours, plain, truth, strict=False):
         assert a.shape == t.shape
         try:
@@ -64,9 +80,9 @@ def agree(call, v):
 @pytest.mark.parametrize(("n", "size"), SMALL + LARGE)
 def test_hard_vectors_and_odd_sizes(family, n, size, poisoned):
     v = vectors(family, n, size, torch.float32, device="cuda")
-    assert departure(agree("matrix", v)) <= 20 * EPS * max(n, size)
+    assert orthogonal(agree("matrix", v), 20 * EPS * max(n, size))
     if size <= n:
-        assert departure(agree("truncated", v)) <= 20 * EPS * n
+        assert orthogonal(agree("truncated", v), 20 * EPS * n)
     for call in ("factors", "multiply", "multiply adjoint"):
         agree(call, v)
 
@@ -172,10 +188,12 @@ def test_nan_spreads():
 
 @pytest.mark.slow
 @pytest.mark.skipif(nvrtc.why_not() is not None, reason="the compiler is not installed")
-@pytest.mark.parametrize("source", ["forward.cu", "backward.cu", "blocks.cu"])
-def test_every_variant_compiles_without_a_gpu(source):
-    for tile, arch in zip(fused.TILES, ("sm_80", "sm_90a"), strict=True):
-        assert len(nvrtc.cubin(fused.KERNELS / source, (("TILE", tile),), arch)) > 1000
+def test_every_kernel_compiles_without_a_gpu(tmp_path, monkeypatch):
+    monkeypatch.setenv("CWY_CACHE", str(tmp_path))
+    for arch, tile in zip(("sm_80", "sm_90a"), fused.TILES, strict=True):
+        for source in ("forward.cu", "backward.cu", "blocks.cu"):
+            assert len(nvrtc.cubin(fused.KERNELS / source, (("TILE", tile),), arch)) > 1000
+        assert len(nvrtc.cubin(fused.KERNELS / "halves.cu", (), arch)) > 1000
 
 
 def test_why_it_does_not_serve(monkeypatch):

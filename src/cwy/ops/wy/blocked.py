@@ -12,12 +12,12 @@ WIDTH = 512  # of the blocks of S that one launch inverts
 def factors(v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """u, t and the reciprocal norms."""
     u, reciprocal = normalise(v)
-    return u, _inverse(u.mT @ u), reciprocal
+    return u, inverse(u.mT @ u), reciprocal
 
 
-def _inverse(gram: Tensor) -> Tensor:
+def inverse(gram: Tensor, unit: bool = False) -> Tensor:
     r"""$T = S^{-1}$ from $U^\top U$, by halves above the blocks: $T_{12} = -T_{11} S_{12} T_{22}$."""
-    t, size, half = invert_blocks(gram, WIDTH), gram.shape[-1], WIDTH
+    t, size, half = invert_blocks(gram, WIDTH, unit), gram.shape[-1], WIDTH
     while half < size:
         for at in range(0, size - half, 2 * half):
             one, two = slice(at, at + half), slice(at + half, at + 2 * half)
@@ -36,6 +36,12 @@ def eye_minus(a: Tensor, b: Tensor) -> Tensor:
     out = plus_(a.new_empty((*a.shape[:-1], b.shape[-1])), a, b, 0, -1)
     out.diagonal(dim1=-2, dim2=-1).add_(1)
     return out
+
+
+def matrix(v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """u, t, the reciprocal norms, and Q."""
+    u, t, reciprocal = factors(v)
+    return u, t, reciprocal, eye_minus(u @ t, u.mT)
 
 
 def wide_gradient(u: Tensor, t: Tensor, reciprocal: Tensor, q: Tensor, z: Tensor) -> Tensor:

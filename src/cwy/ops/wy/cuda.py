@@ -15,7 +15,7 @@ from torch.autograd import Function
 from .. import nvrtc
 from ..dispatch import why_only_aten
 from ..precision import in_full_precision
-from . import autograd, blocked, fused
+from . import autograd, blocked, fused, halves
 from .blocked import eye_minus, plus_
 
 SMALL, THIN = 512, 256  # the most of N and L, and of L alone, for one launch
@@ -62,8 +62,8 @@ def _beyond(z: Tensor | None, gu: Tensor | None, gt: Tensor | None) -> bool:
     return z is None or gu is not None or gt is not None or torch.is_grad_enabled() or why_not(z) is not None
 
 
-def _factors(v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return fused.forward(v, "factors")[:3] if _thin(v) else in_full_precision(blocked.factors)(v)
+def _factors(v: Tensor) -> tuple[Tensor, ...]:
+    return fused.forward(v, "factors") if _thin(v) else in_full_precision(blocked.factors)(v)
 
 
 class _Factors(Function):
@@ -99,19 +99,17 @@ class _Matrix(Function):
 
 
 @in_full_precision
-def _large_matrix(v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    if _thin(v):
-        u, t, reciprocal, w = fused.forward(v, "w")
-    else:
-        u, t, reciprocal = blocked.factors(v)
-        w = u @ t
+def _large_matrix(v: Tensor) -> tuple[Tensor, ...]:
+    if not _thin(v):
+        return (halves if halves.serves(v) else blocked).matrix(v)
+    u, t, reciprocal, w = fused.forward(v, "w")
     return u, t, reciprocal, eye_minus(w, u.mT)
 
 
 @in_full_precision
 def _large_gradient(z: Tensor, u: Tensor, t: Tensor, reciprocal: Tensor, q: Tensor | None) -> Tensor:
     if q is not None:
-        return blocked.wide_gradient(u, t, reciprocal, q, z)
+        return (halves if halves.serves(u) else blocked).wide_gradient(u, t, reciprocal, q, z)
     if not _thin(u):
         return blocked.narrow_gradient(u, t, reciprocal, z)
     w = u @ t

@@ -32,7 +32,7 @@ def _structure(name: str, pointers: str, sizes: str) -> type[ctypes.Structure]:
 # As in the sources of the same names.
 _Forward = _structure("Forward", "v u reciprocal t w out work flags", "batch n l truncated chunks splits")
 _Backward = _structure("Backward", "z u t reciprocal q w a b dv work parts flags", "kind batch n l chunks splits")
-_Blocks = _structure("Blocks", "gram t work flags", "batch l width")
+_Blocks = _structure("Blocks", "gram t work flags", "batch l width unit")
 
 
 class Plan(NamedTuple):
@@ -77,7 +77,7 @@ def plan(source: str, name: str, count: int, n: int, size: int, device: int) -> 
     return Plan(kernel, min(fit, max(tiles, columns * chunks, grams * splits)), chunks, splits)
 
 
-def forward(v: Tensor, wanted: str) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+def forward(v: Tensor, wanted: str) -> tuple[Tensor, ...]:
     """From vectors to factors, and to what is wanted.
 
     Args:
@@ -85,25 +85,22 @@ def forward(v: Tensor, wanted: str) -> tuple[Tensor, Tensor, Tensor, Tensor | No
         wanted: "factors"; "w" ``(*, N, L)``, that is UT; "matrix" ``(*, N, N)``; or "truncated" ``(*, N, L)``.
 
     Returns:
-        u, t, the reciprocal norms ``(*, 1, L)``, and what is wanted.
+        u, t, the reciprocal norms ``(*, 1, L)``, and what else is wanted.
     """
     v, (*batch, n, size) = v.contiguous(), v.shape
     count, device, truncated = math.prod(batch), v.get_device(), wanted == "truncated"
     cut = plan("forward.cu", "forward", count, n, size, device)
     u, t, reciprocal = torch.empty_like(v), v.new_empty((*batch, size, size)), v.new_empty((*batch, 1, size))
-    square, inner = count * size * size, 0
-    if wanted == "matrix":
-        result, inner = v.new_empty((*batch, n, n)), count * n * size
-    elif truncated:
-        result, inner = torch.empty_like(v), square
-    else:
-        result = torch.empty_like(v) if wanted == "w" else None
+    square = count * size * size
+    inner = count * n * size if wanted == "matrix" else square if truncated else 0
+    results = [v.new_empty((*batch, n, n)) if wanted == "matrix" else torch.empty_like(v)] if wanted != "factors" else []
     sums = cut.parts(count, size)
     work, begin = cut.workspace(v, 2 * square + sums + (inner + 1) // 2)
-    w, out = (begin + 8 * (2 * square + sums), result.data_ptr()) if inner else (_address(result), None)
+    address = results[0].data_ptr() if results else None
+    w, out = (begin + 8 * (2 * square + sums), address) if inner else (address, None)
     pointers = v.data_ptr(), u.data_ptr(), reciprocal.data_ptr(), t.data_ptr(), w, out, begin, work.data_ptr()
     cut.launch(device, _Forward(*pointers, next(_tokens), count, n, size, truncated, cut.chunks, cut.splits))
-    return u, t, reciprocal, result
+    return u, t, reciprocal, *results
 
 
 def backward(
@@ -138,7 +135,7 @@ def backward(
     return dv
 
 
-def invert_blocks(gram: Tensor, width: int) -> Tensor:
+def invert_blocks(gram: Tensor, width: int, unit: bool = False) -> Tensor:
     r"""$S^{-1}$ for ``gram`` $= U^\top U$ ``(*, L, L)``: the blocks of ``width`` along its diagonal, and zeros below."""
     *batch, _, size = gram.shape
     count, device, blocks = math.prod(batch), gram.get_device(), -(-size // width)
@@ -146,7 +143,7 @@ def invert_blocks(gram: Tensor, width: int) -> Tensor:
     t = torch.empty_like(gram)
     work, begin = cut.workspace(gram, count * blocks * width * width)
     pointers = gram.data_ptr(), t.data_ptr(), begin, work.data_ptr()
-    cut.launch(device, _Blocks(*pointers, next(_tokens), count, size, width))
+    cut.launch(device, _Blocks(*pointers, next(_tokens), count, size, width, unit))
     return t
 
 
@@ -158,14 +155,14 @@ def normalise(v: Tensor) -> tuple[Tensor, Tensor]:
     return u, reciprocal
 
 
-def project_(du: Tensor, u: Tensor, reciprocal: Tensor) -> Tensor:
-    """The gradient of v from that of u, in its place; for matrices of many columns."""
+def project_(du: Tensor, u: Tensor, reciprocal: Tensor, norm: Tensor | None = None) -> Tensor:
+    """The gradient of v from that of u, in its place, for matrices of many columns; ``norm`` as in :mod:`.halves`."""
     *batch, n, size = u.shape
-    _over_columns("project", u.get_device(), math.prod(batch), n, size, u, reciprocal, du)
+    _over_columns("project", u.get_device(), math.prod(batch), n, size, u, reciprocal, du, norm)
     return du
 
 
-def _over_columns(name: str, device: int, count: int, n: int, size: int, *tensors: Tensor) -> None:
+def _over_columns(name: str, device: int, count: int, n: int, size: int, *tensors: Tensor | None) -> None:
     with torch.cuda.device(device):
         kernel = nvrtc.kernel(KERNELS / "blocks.cu", name, {"TILE": TILES[0]}, SHARED)
         kernel((count * -(-size // 8), 1), THREADS, *tensors, count, n, size)

@@ -15,8 +15,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) normalise(const 
       [=](int b, int i, int j, double r) { u[b * nl + (long)i * l + j] = (float)(v[b * nl + (long)i * l + j] * r); });
 }
 
-// dv = (du - u diag(u^T du)) / |v|, in place.
-extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) project(const float* u, const float* reciprocal, float* dv, int batch, int n, int l) {
+// dv = (du - u diag(u^T du)) / |v|, in place; du came divided by the power of two that the norm, if any, is just below.
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
+project(const float* u, const float* reciprocal, float* dv, const double* norm, int batch, int n, int l) {
+  const int power = norm && *norm > 0 && *norm < 1e300 ? ilogb(*norm) + 1 : 0;
   Grid grid(nullptr, 0);
   const long nl = (long)n * l;
   over_columns(
@@ -24,7 +26,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) project(const fl
       [=](int b, int j, double along) { return along; },
       [=](int b, int i, int j, double along) {
         const long at = b * nl + (long)i * l + j;
-        dv[at] = (float)(dv[at] - u[at] * along) * reciprocal[(long)b * l + j];
+        dv[at] = scalbnf((float)(dv[at] - u[at] * along), power) * reciprocal[(long)b * l + j];
       });
 }
 
@@ -34,7 +36,7 @@ struct Blocks {
   double* work;       // batch x blocks x width x width
   Token* flags;
   Token token;
-  int batch, l, width;
+  int batch, l, width, unit;  // unit: columns are of length 1 or 0, whatever the diagonal of `gram` has
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) invert_blocks(const Blocks of) {
@@ -45,7 +47,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) invert_blocks(co
     const int at = b % blocks * width;
     if (at + j >= l) return i == j ? 1. : 0.;
     const float x = of.gram[b / blocks * ll + (long)(at + i) * l + at + j];
-    return i != j ? x : x == 0 ? .5 : x / 2.;
+    return i != j ? x : x == 0 || of.unit ? .5 : x / 2.;
   });
   grid.meet();
   over_entries(grid, of.batch, l, l, [=](int b, int i, int j) {
