@@ -23,8 +23,9 @@ SMALL, THIN = 512, 256  # the most of N and L, and of L alone, for one launch
 
 def why_not(*tensors: Tensor) -> str | None:
     """Why the kernels can't serve, or None if they can."""
-    v = tensors[0]
-    reasons = []
+    if traced := why_only_aten(*tensors):
+        return traced
+    v, reasons = tensors[0], []
     if v.device.type != "cuda":
         reasons.append(f"v is on {v.device.type}")
     elif not _capable(v.get_device()):
@@ -39,8 +40,6 @@ def why_not(*tensors: Tensor) -> str | None:
         reasons.append("an argument is not a plain tensor")
     if torch._C._len_torch_dispatch_stack() > 0:
         reasons.append("a mode is active, which sees ATen ops")
-    if traced := why_only_aten(*tensors):
-        reasons.append(traced)
     return "; ".join(reasons) or None
 
 

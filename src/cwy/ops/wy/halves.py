@@ -1,7 +1,7 @@
 r"""Products at tensor-core speed with float32 accuracy: each factor is a sum of two fp16 numbers, hi + lo.
 
-With $a = a_1 + a_2$ and $b = b_1 + b_2$, 22 bits each, $ab = a_2 b_1 + a_1 b_1 + a_1 b_2$ but for $2^{-22}$ of it: one product of
-the copies (lo, hi, hi) of a, side by side, with (hi, hi, lo) of b, below each other. A power of two makes the most of fp16's
+With $a = a_1 + a_2$ and $b = b_1 + b_2$, 22 bits each, $ab = a_2 b_1 + a_1 b_1 + a_1 b_2$ to $2^{-22}$: one product of the
+copies (lo, hi, hi) of a, side by side, with (hi, hi, lo) of b, below each other. A power of two makes the most of fp16's
 range: columns of U have norm 1, those of W and Y norm 2, entries of T are at most 4, and the gradient is divided by its norm.
 """
 
@@ -21,7 +21,7 @@ LEAST = 2048
 
 
 def halves(x: Tensor, power: int, role: tuple[int, int], below: bool, kind: int = PLAIN, norm: Tensor | None = None) -> Tensor:
-    """Copies of hi and lo of $2^{power} x$, ``x (N, L)``; divided by the power of two that ``norm``, if given, is just below."""
+    """Copies of hi and lo of $2^{power} x$, ``x (N, L)``; divided by the power of two that a ``norm`` is just below."""
     x, (rows, columns), (copies, order) = x.contiguous(), x.shape, role
     out = x.new_empty((copies * rows, columns) if below else (rows, copies * columns), dtype=torch.float16)
     with torch.cuda.device(x.device):
