@@ -24,8 +24,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) backward(const B
   float* const parts = reinterpret_cast<float*>(of.parts);
 
   auto all = [=](int size) { return [=](int, int, int) { return make_int2(0, size); }; };
-  auto matrix = [=](auto* x, int rows, int columns) { return [=](int b, int i, int j) { return x[((long)b * rows + i) * columns + j]; }; };
-  auto transposed = [=](auto* x, int rows, int columns) { return [=](int b, int i, int j) { return x[((long)b * rows + j) * columns + i]; }; };
+  auto matrix = [=](const float* x, int rows, int columns) { return [=](int b, int i, int j) { return x[((long)b * rows + i) * columns + j]; }; };
+  auto transposed = [=](const float* x, int rows, int columns) { return [=](int b, int i, int j) { return x[((long)b * rows + j) * columns + i]; }; };
   auto into = [=](float* x, int rows, int columns) { return [=](int b, int i, int j, float value) { x[((long)b * rows + i) * columns + j] = value; }; };
 
   // x = left^T right, both n x l, summed over all rows; only what is above the diagonal, if `upper`.
