@@ -108,7 +108,7 @@ class Kernel:
         driver = _bindings("driver")
         self._driver, self._code = driver, code
         self._function = _call(driver.cuModuleGetFunction(_call(driver.cuModuleLoadData(code)), name.encode()))
-        self._shared, self._lock = shared, threading.Lock()
+        self._shared, self._lock, self._index = shared, threading.Lock(), torch.cuda.current_device()
         attribute = driver.CUfunction_attribute
         if shared > 48 * 1024:
             key = attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -124,16 +124,23 @@ class Kernel:
         return tuple(_call(self._driver.cuFuncGetAttribute(key, self._function)) for key in keys)
 
     @functools.lru_cache(maxsize=64)  # noqa: B019 - kernels live as long as the process
-    def _config(self, grid: tuple[int, int], threads: int, cluster: int) -> Any:
+    def _config(self, grid: tuple[int, int], threads: int, cluster: int, cooperative: bool = False) -> Any:
         config = self._driver.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = *grid, 1
         config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
         config.sharedMemBytes = self._shared
+        attributes = []
         if cluster > 1:
             attribute = self._driver.CUlaunchAttribute()
             attribute.id = self._driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
             attribute.value.clusterDim.x, attribute.value.clusterDim.y, attribute.value.clusterDim.z = cluster, 1, 1
-            config.attrs, config.numAttrs = [attribute], 1
+            attributes.append(attribute)
+        if cooperative:
+            attribute = self._driver.CUlaunchAttribute()
+            attribute.id = self._driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+            attribute.value.cooperative = 1
+            attributes.append(attribute)
+        config.attrs, config.numAttrs = attributes, len(attributes)
         return config
 
     def clusters(self, threads: int, cluster: int) -> int:
@@ -141,13 +148,23 @@ class Kernel:
         config = self._config((cluster, 1), threads, cluster)
         return _call(self._driver.cuOccupancyMaxActiveClusters(self._function, config))
 
-    def __call__(self, grid: tuple[int, int], threads: int, *args: Argument, cluster: int = 1) -> None:
-        """Launches on torch's current stream; tensors go as pointers, None as a null one, structures by value."""
-        config = self._config(grid, threads, cluster)
+    def blocks(self, threads: int) -> int:
+        """How many blocks run at once on this GPU."""
+        each = _call(self._driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(self._function, threads, self._shared))
+        return each * torch.cuda.get_device_properties(self._index).multi_processor_count
+
+    def __call__(
+        self, grid: tuple[int, int], threads: int, *args: Argument, cluster: int = 1, cooperative: bool = False
+    ) -> None:
+        """Launches on torch's current stream; tensors go as pointers, None as a null one, structures by value.
+
+        A cooperative launch runs all blocks at once, so that they may wait for each other, or fails.
+        """
+        config = self._config(grid, threads, cluster, cooperative)
         values = [_argument(arg) for arg in args]
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
         with self._lock:
-            config.hStream = torch.cuda.current_stream().cuda_stream
+            config.hStream = torch._C._cuda_getCurrentRawStream(self._index)
             _call(self._driver.cuLaunchKernelEx(config, self._function, ctypes.addressof(pointers), 0))
 
 

@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 from .. import dispatch
-from . import autograd, composite, reference
+from . import autograd, composite, cuda, reference
 
 dispatch.provide(
     "wy",
+    dispatch.Backend("cuda", cuda, "eager mode, float32 on an NVIDIA GPU: fused kernels", cuda.why_not),
     dispatch.Backend("analytic", autograd, "eager mode: hand-written backward", dispatch.why_only_aten),
     dispatch.Backend("composite", composite, "torch.compile, torch.export, torch.func, forward-mode AD: ATen ops"),
     dispatch.Backend("reference", reference, "one reflection at a time: the definition, for checking"),

@@ -1,0 +1,73 @@
+"""For large matrices: torch's products, and kernels for what they leave. Matrices are ``(N, L)`` or ``(B, N, L)``."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from .fused import invert_blocks, normalise, project_
+
+WIDTH = 512  # of the blocks of S that one launch inverts
+
+
+def factors(v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """u, t and the reciprocal norms."""
+    u, reciprocal = normalise(v)
+    return u, inverse(u.mT @ u), reciprocal
+
+
+def inverse(gram: Tensor, unit: bool = False) -> Tensor:
+    r"""$T = S^{-1}$ from $U^\top U$, by halves above the blocks: $T_{12} = -T_{11} S_{12} T_{22}$."""
+    t, size, half = invert_blocks(gram, WIDTH, unit), gram.shape[-1], WIDTH
+    while half < size:
+        for at in range(0, size - half, 2 * half):
+            one, two = slice(at, at + half), slice(at + half, at + 2 * half)
+            plus_(t[..., one, two], t[..., one, one], gram[..., one, two] @ t[..., two, two], 0, -1)
+        half *= 2
+    return t
+
+
+def plus_(c: Tensor, a: Tensor, b: Tensor, beta: float = 1, alpha: float = 1) -> Tensor:
+    """``beta c + alpha a @ b`` in the place of c."""
+    return (c.addmm_ if c.dim() == 2 else c.baddbmm_)(a, b, beta=beta, alpha=alpha)
+
+
+def eye_minus(a: Tensor, b: Tensor) -> Tensor:
+    """``I - a @ b`` for ``a (*, N, K)`` and ``b (*, K, M)``."""
+    out = plus_(a.new_empty((*a.shape[:-1], b.shape[-1])), a, b, 0, -1)
+    out.diagonal(dim1=-2, dim2=-1).add_(1)
+    return out
+
+
+def matrix(v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """u, t, the reciprocal norms, and Q."""
+    u, t, reciprocal = factors(v)
+    return u, t, reciprocal, eye_minus(u @ t, u.mT)
+
+
+def wide_gradient(u: Tensor, t: Tensor, reciprocal: Tensor, q: Tensor, z: Tensor) -> Tensor:
+    """The gradient of v from that of Q, for L >= N; x and k are twice the README's."""
+    omega = q.mT @ z
+    x = (omega - omega.mT) @ (y := u @ t.mT)
+    return project_(plus_(x, u, (y.mT @ x).tril_(-1), -1), u, reciprocal)
+
+
+def narrow_gradient(u: Tensor, t: Tensor, reciprocal: Tensor, z: Tensor) -> Tensor:
+    """The gradient of v from that of Q, for L < N."""
+    w, a = u @ t, z @ (u @ t.mT)
+    d = (w.mT @ a).triu_(1)
+    return project_(plus_(plus_(a, z.mT, w, -1, -1), u, d + d.mT), u, reciprocal)
+
+
+def truncated_gradient(u: Tensor, t: Tensor, reciprocal: Tensor, z: Tensor) -> Tensor:
+    """The gradient of v from that of the first columns of Q."""
+    m = u.shape[-1]
+    c, y = u.mT @ z, u[..., :m, :] @ t.mT
+    d = (t.mT @ c @ y).triu_(1)
+    du = plus_(z @ y, u, d + d.mT, -1)
+    plus_(du[..., :m, :], c.mT, t, alpha=-1)
+    return project_(du, u, reciprocal)
+
+
+def factors_gradient(u: Tensor, reciprocal: Tensor, du: Tensor, d: Tensor) -> Tensor:
+    """The gradient of v from those of u, in its place, and of what is above the diagonal of S."""
+    return project_(plus_(du, u, d + d.mT), u, reciprocal)

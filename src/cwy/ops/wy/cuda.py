@@ -1,0 +1,199 @@
+"""The op by kernels, float32 on an NVIDIA GPU: a few launches from vectors to Q, and from its gradient to theirs.
+
+Small and thin problems run in one launch (:mod:`.fused`), large ones by products (:mod:`.blocked`). A second derivative, or a
+gradient of the factors, is :mod:`.autograd`'s.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from .. import nvrtc
+from ..dispatch import why_only_aten
+from ..precision import in_full_precision
+from . import autograd, blocked, fused, halves
+from .blocked import eye_minus, plus_
+
+SMALL, THIN = 512, 256  # the most of N and L, and of L alone, for one launch
+
+
+def why_not(*tensors: Tensor) -> str | None:
+    """Why the kernels can't serve, or None if they can."""
+    if traced := why_only_aten(*tensors):
+        return traced
+    v, reasons = tensors[0], []
+    if v.device.type != "cuda":
+        reasons.append(f"v is on {v.device.type}")
+    elif not _capable(v.get_device()):
+        reasons.append("it needs an NVIDIA GPU of capability 8.0")
+    if missing := nvrtc.why_not():
+        reasons.append(missing)
+    if any(x.dtype != torch.float32 for x in tensors):
+        reasons.append(f"it computes in float32, and this is {v.dtype}")
+    if v.numel() == 0:
+        reasons.append("v is empty")
+    if not all(type(x) in (Tensor, torch.nn.Parameter) and torch._C._has_storage(x) for x in tensors):
+        reasons.append("an argument is not a plain tensor")
+    if torch._C._len_torch_dispatch_stack() > 0:
+        reasons.append("a mode is active, which sees ATen ops")
+    return "; ".join(reasons) or None
+
+
+@functools.cache
+def _capable(device: int) -> bool:
+    return not torch.version.hip and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def _small(v: Tensor) -> bool:
+    return max(v.shape[-2:]) <= SMALL
+
+
+def _thin(v: Tensor) -> bool:
+    return v.shape[-1] <= THIN or _small(v)
+
+
+def _beyond(z: Tensor | None, gu: Tensor | None, gt: Tensor | None) -> bool:
+    """Whether a backward must be of ATen ops: for a second derivative, or gradients of the factors, or in a batch of them."""
+    return z is None or gu is not None or gt is not None or torch.is_grad_enabled() or why_not(z) is not None
+
+
+def _factors(v: Tensor) -> tuple[Tensor, ...]:
+    return fused.forward(v, "factors") if _thin(v) else in_full_precision(blocked.factors)(v)
+
+
+class _Factors(Function):
+    @staticmethod
+    def forward(ctx, v):
+        u, t, reciprocal = _factors(v)
+        ctx.save_for_backward(v, u, t, reciprocal)
+        ctx.set_materialize_grads(False)
+        return u, t
+
+    backward = autograd._Factors.backward
+
+
+class _Matrix(Function):
+    @staticmethod
+    def forward(ctx, v):
+        if _small(v):
+            u, t, reciprocal, q = fused.forward(v, "matrix")
+        else:
+            u, t, reciprocal, q = _large_matrix(v)
+        ctx.save_for_backward(v, u, t, reciprocal, q if v.shape[-1] >= v.shape[-2] else None)
+        ctx.set_materialize_grads(False)
+        return q, u, t
+
+    @staticmethod
+    def backward(ctx, z, gu, gt):
+        v, u, t, reciprocal, q = ctx.saved_tensors
+        if _beyond(z, gu, gt):
+            return autograd._matrix_backward(v, u, t, reciprocal, q, z, gu, gt)
+        if _small(u):
+            return fused.backward(fused.NARROW if q is None else fused.WIDE, u, t, reciprocal, z, q)
+        return _large_gradient(z, u, t, reciprocal, q)
+
+
+@in_full_precision
+def _large_matrix(v: Tensor) -> tuple[Tensor, ...]:
+    if not _thin(v):
+        return (halves if halves.serves(v) else blocked).matrix(v)
+    u, t, reciprocal, w = fused.forward(v, "w")
+    return u, t, reciprocal, eye_minus(w, u.mT)
+
+
+@in_full_precision
+def _large_gradient(z: Tensor, u: Tensor, t: Tensor, reciprocal: Tensor, q: Tensor | None) -> Tensor:
+    if q is not None:
+        return (halves if halves.serves(u) else blocked).wide_gradient(u, t, reciprocal, q, z)
+    if not _thin(u):
+        return blocked.narrow_gradient(u, t, reciprocal, z)
+    w = u @ t
+    return fused.backward(fused.ENDING, u, t, reciprocal, given=(w, z @ (u @ t.mT), z.mT @ w))
+
+
+class _Truncated(Function):
+    @staticmethod
+    def forward(ctx, v):
+        if _thin(v):
+            u, t, reciprocal, omega = fused.forward(v, "truncated")
+        else:
+            u, t, reciprocal, omega = _large_truncated(v)
+        ctx.save_for_backward(v, u, t, reciprocal)
+        ctx.set_materialize_grads(False)
+        return omega, u, t
+
+    @staticmethod
+    def backward(ctx, z, gu, gt):
+        v, u, t, reciprocal = ctx.saved_tensors
+        if _beyond(z, gu, gt):
+            return autograd._truncated_backward(v, u, t, reciprocal, z, gu, gt)
+        if _thin(u):
+            return fused.backward(fused.TRUNCATED, u, t, reciprocal, z)
+        return in_full_precision(blocked.truncated_gradient)(u, t, reciprocal, z)
+
+
+@in_full_precision
+def _large_truncated(v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    u, t, reciprocal = blocked.factors(v)
+    return u, t, reciprocal, eye_minus(u, t @ u[..., : u.shape[-1], :].mT)
+
+
+class _Multiply(Function):
+    @staticmethod
+    @in_full_precision
+    def forward(ctx, v, x, adjoint):
+        u, t, reciprocal = _factors(v)
+        c = x @ (u @ (t if adjoint else t.mT))
+        ctx.save_for_backward(v, u, t, reciprocal, x)
+        ctx.set_materialize_grads(False)
+        ctx.adjoint = adjoint
+        return (torch.addmm if x.dim() == 2 else torch.baddbmm)(x, c, u.mT, alpha=-1), u, t
+
+    @staticmethod
+    def backward(ctx, gy, gu, gt):
+        v, u, t, reciprocal, x = ctx.saved_tensors
+        if _beyond(gy, gu, gt):
+            return *autograd._multiply_backward(v, u, t, reciprocal, x, gy, gu, gt, ctx.adjoint, ctx.needs_input_grad), None
+        return *_multiply_gradient(gy, u, t, reciprocal, x, ctx.adjoint, ctx.needs_input_grad), None
+
+
+@in_full_precision
+def _multiply_gradient(gy, u, t, reciprocal, x, adjoint, needs):
+    """With g the negative of the README's."""
+    w, y = u @ t, u @ t.mT
+    g = gy @ (y if adjoint else w)
+    dx = (torch.addmm if gy.dim() == 2 else torch.baddbmm)(gy, g, u.mT, alpha=-1) if needs[1] else None
+    if not needs[0]:
+        return None, dx
+    c = x @ (w if adjoint else y)
+    d = (c.mT @ g if adjoint else g.mT @ c).triu_(1)
+    du = plus_(gy.mT @ c, x.mT, g, -1, -1)
+    return blocked.factors_gradient(u, reciprocal, du, d), dx
+
+
+def _flat(x: Tensor) -> Tensor:
+    return x.flatten(0, -3) if x.dim() > 3 else x
+
+
+def wy_factors(v: Tensor) -> tuple[Tensor, Tensor]:
+    u, t = _Factors.apply(_flat(v))
+    return (u, t) if v.dim() <= 3 else (u.reshape(v.shape), t.unflatten(0, v.shape[:-2]))
+
+
+def cwy_matrix(v: Tensor) -> Tensor:
+    q = _Matrix.apply(_flat(v))[0]
+    return q if v.dim() <= 3 else q.unflatten(0, v.shape[:-2])
+
+
+def tcwy_matrix(v: Tensor) -> Tensor:
+    omega = _Truncated.apply(_flat(v))[0]
+    return omega if v.dim() <= 3 else omega.reshape(v.shape)
+
+
+def cwy_multiply(v: Tensor, x: Tensor, adjoint: bool) -> Tensor:
+    y = _Multiply.apply(_flat(v), _flat(x), adjoint)[0]
+    return y if x.dim() <= 3 else y.reshape(x.shape)

@@ -1,0 +1,131 @@
+// The gradient of the vectors in one launch, with the letters of README.md; Z is the gradient of the result.
+#include "grid.cuh"
+
+enum { NARROW, WIDE, TRUNCATED, ENDING };  // L < N; L >= N; the first columns; L < N from given W, A and B
+
+struct Backward {
+  const float *z, *u, *t, *reciprocal;
+  const float* q;   // WIDE
+  float *w, *a, *b;  // ENDING
+  float* dv;
+  float* work;
+  double* parts;  // of sums over rows
+  Token* flags;
+  Token token;
+  int kind, batch, n, l, chunks, splits;
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) backward(const Backward of) {
+  Grid grid(of.flags, of.token);
+  const int n = of.n, l = of.l, splits = of.splits, batch = of.batch;
+  const long nl = (long)n * l, ll = (long)l * l, nn = (long)n * n;
+  const float *const z = of.z, *const u = of.u, *const t = of.t;
+  float* const dv = of.dv;
+  float* const parts = reinterpret_cast<float*>(of.parts);
+
+  auto all = [=](int size) { return [=](int, int, int) { return make_int2(0, size); }; };
+  auto matrix = [=](const float* x, int rows, int columns) { return [=](int b, int i, int j) { return x[((long)b * rows + i) * columns + j]; }; };
+  auto transposed = [=](const float* x, int rows, int columns) { return [=](int b, int i, int j) { return x[((long)b * rows + j) * columns + i]; }; };
+  auto into = [=](float* x, int rows, int columns) { return [=](int b, int i, int j, float value) { x[((long)b * rows + i) * columns + j] = value; }; };
+
+  // x = left^T right, both n x l, summed over all rows; only what is above the diagonal, if `upper`.
+  auto over_rows = [&](const float* left, const float* right, float* x, bool upper) {
+    product<float, false, false>(
+        grid, batch * splits, l, l, [=](int b, int i, int j) { return !upper || i < j + TILE ? split(b, splits, n) : make_int2(0, 0); },
+        [=](int b, int i, int k) { return left[b / splits * nl + (long)k * l + i]; },
+        [=](int b, int k, int j) { return right[b / splits * nl + (long)k * l + j]; }, into(splits > 1 ? parts : x, l, l));
+  };
+  auto add_up = [&](float* x) {
+    if (splits == 1) return;
+    grid.meet();
+    over_entries(grid, batch, l, l, [=](int b, int i, int j) {
+      float sum = 0;
+      for (int p = 0; p < splits; p++) sum += parts[((long)b * splits + p) * ll + (long)i * l + j];
+      x[b * ll + (long)i * l + j] = sum;
+    });
+  };
+  // D + D^T, of which what is above the diagonal of D is given
+  auto symmetric = [=](const float* d) {
+    return [=](int b, int k, int j) { return k == j ? 0.f : d[b * ll + (long)min(k, j) * l + max(k, j)]; };
+  };
+
+  if (of.kind == NARROW || of.kind == ENDING) {
+    float* const d = of.work;
+    float* const y = d + batch * ll;
+    float *w = of.w, *a = of.a, *z_w = of.b;
+    if (of.kind == NARROW) {
+      w = y + batch * nl, a = w + batch * nl, z_w = a + batch * nl;
+      product<float, true, true>(grid, batch, n, l, [=](int, int, int j) { return make_int2(j, l); }, matrix(u, n, l), transposed(t, l, l), into(y, n, l));
+      product<float, true, false>(grid, batch, n, l, [=](int, int, int j) { return make_int2(0, min(j + TILE, l)); }, matrix(u, n, l), matrix(t, l, l), into(w, n, l));
+      grid.meet();
+      product<float, true, false>(grid, batch, n, l, all(n), matrix(z, n, n), matrix(y, n, l), into(a, n, l));
+      product<float, false, false>(grid, batch, n, l, all(n), transposed(z, n, n), matrix(w, n, l), into(z_w, n, l));
+      grid.meet();
+    }
+    over_rows(w, a, d, true);
+    add_up(d);
+    grid.meet();
+    product<float, true, false>(grid, batch, n, l, all(l), matrix(u, n, l), symmetric(d), [=](int b, int i, int j, float x) {
+      const long at = b * nl + (long)i * l + j;
+      dv[at] = x - a[at] - z_w[at];
+    });
+  } else if (of.kind == WIDE) {
+    float* const k = of.work;
+    float* const y = k + batch * ll;
+    float* const x = y + batch * nl;
+    float* const omega = x + batch * nl;
+    product<float, false, false>(grid, batch, n, n, all(n), transposed(of.q, n, n), matrix(z, n, n), into(omega, n, n));
+    product<float, true, true>(grid, batch, n, l, [=](int, int, int j) { return make_int2(j, l); }, matrix(u, n, l), transposed(t, l, l), into(y, n, l));
+    grid.meet();
+    product<float, true, false>(
+        grid, batch, n, l, all(n),
+        [=](int b, int i, int j) { return (omega[b * nn + (long)i * n + j] - omega[b * nn + (long)j * n + i]) / 2; },
+        matrix(y, n, l), into(x, n, l));
+    grid.meet();
+    product<float, false, false>(
+        grid, batch, l, l, [=](int, int i, int j) { return make_int2(0, j < i + TILE ? n : 0); }, transposed(y, n, l),
+        matrix(x, n, l), into(k, l, l));
+    grid.meet();
+    product<float, true, false>(
+        grid, batch, n, l, [=](int, int, int j) { return make_int2(j, l); }, matrix(u, n, l),
+        [=](int b, int i, int j) { return i > j ? 2 * k[b * ll + (long)i * l + j] : 0.f; },
+        [=](int b, int i, int j, float value) {
+          const long at = b * nl + (long)i * l + j;
+          dv[at] = value - 2 * x[at];
+        });
+  } else {
+    float* const c = of.work;
+    float* const y = c + batch * ll;
+    float* const e = y + batch * ll;
+    float* const top = e + batch * ll;
+    float* const d = top + batch * ll;
+    over_rows(u, z, c, false);
+    product<float, true, true>(
+        grid, batch, l, l, [=](int, int, int j) { return make_int2(j, l); }, matrix(u, n, l), transposed(t, l, l), into(y, l, l));
+    add_up(c);
+    grid.meet();
+    product<float, false, false>(
+        grid, batch, l, l, [=](int, int i, int) { return make_int2(0, min(i + TILE, l)); }, transposed(t, l, l), matrix(c, l, l), into(e, l, l));
+    product<float, false, false>(
+        grid, batch, l, l, [=](int, int, int j) { return make_int2(0, min(j + TILE, l)); }, transposed(c, l, l), matrix(t, l, l), into(top, l, l));
+    grid.meet();
+    product<float, true, false>(
+        grid, batch, l, l, [=](int, int i, int j) { return make_int2(0, i < j + TILE ? l : 0); }, matrix(e, l, l), matrix(y, l, l), into(d, l, l));
+    grid.meet();
+    auto both = symmetric(d);
+    product<float, true, false>(
+        grid, batch, n, l, all(2 * l), [=](int b, int i, int k) { return k < l ? u[b * nl + (long)i * l + k] : z[b * nl + (long)i * l + k - l]; },
+        [=](int b, int k, int j) { return k < l ? both(b, k, j) : -y[b * ll + (long)(k - l) * l + j]; },
+        [=](int b, int i, int j, float x) { dv[b * nl + (long)i * l + j] = i < l ? x - top[b * ll + (long)i * l + j] : x; });
+  }
+
+  grid.meet();
+  over_columns(
+      grid, batch, n, l, of.chunks, of.parts, [=](int b, int i, int j) { const long at = b * nl + (long)i * l + j; return (double)u[at] * dv[at]; },
+      [=](int b, int j, double along) { return along; },
+      [=](int b, int i, int j, double along) {
+        const long at = b * nl + (long)i * l + j;
+        dv[at] = (float)(dv[at] - u[at] * along) * of.reciprocal[(long)b * l + j];
+      });
+  grid.leave();
+}

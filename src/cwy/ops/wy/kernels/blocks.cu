@@ -1,0 +1,60 @@
+// For many vectors: columns normalised, and the inverses of blocks along the diagonal of S. The rest is products.
+#include "inverse.cuh"
+
+// u = v with unit columns, for `batch` matrices n x l, and what each was divided by.
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) normalise(const float* v, float* u, float* reciprocal, int batch, int n, int l) {
+  Grid grid(nullptr, 0);
+  const long nl = (long)n * l;
+  over_columns(
+      grid, batch, n, l, 1, nullptr, [=](int b, int i, int j) { const double x = v[b * nl + (long)i * l + j]; return x * x; },
+      [=](int b, int j, double square) {
+        const double r = square == 0 ? 0 : 1 / sqrt(square);
+        reciprocal[(long)b * l + j] = (float)min(r, 3.4028234e38);
+        return r;
+      },
+      [=](int b, int i, int j, double r) { u[b * nl + (long)i * l + j] = (float)(v[b * nl + (long)i * l + j] * r); });
+}
+
+// dv = (du - u diag(u^T du)) / |v|, in place; du came divided by the power of two that the norm, if any, is just below.
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
+project(const float* u, const float* reciprocal, float* dv, const double* norm, int batch, int n, int l) {
+  const int power = norm && *norm > 0 && *norm < 1e300 ? ilogb(*norm) + 1 : 0;
+  Grid grid(nullptr, 0);
+  const long nl = (long)n * l;
+  over_columns(
+      grid, batch, n, l, 1, nullptr, [=](int b, int i, int j) { const long at = b * nl + (long)i * l + j; return (double)u[at] * dv[at]; },
+      [=](int b, int j, double along) { return along; },
+      [=](int b, int i, int j, double along) {
+        const long at = b * nl + (long)i * l + j;
+        dv[at] = scalbnf((float)(dv[at] - u[at] * along), power) * reciprocal[(long)b * l + j];
+      });
+}
+
+struct Blocks {
+  const float* gram;  // batch x l x l, U^T U
+  float* t;           // batch x l x l: inverses of the blocks of S along the diagonal, and zeros below
+  double* work;       // batch x blocks x width x width
+  Token* flags;
+  Token token;
+  int batch, l, width, unit;  // unit: columns are of length 1 or 0, whatever the diagonal of `gram` has
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) invert_blocks(const Blocks of) {
+  Grid grid(of.flags, of.token);
+  const int l = of.l, width = of.width, blocks = (l + width - 1) / width;
+  const long ll = (long)l * l, ww = (long)width * width;
+  invert(grid, of.batch * blocks, width, of.work, [=](int b, int i, int j) {
+    const int at = b % blocks * width;
+    if (at + j >= l) return i == j ? 1. : 0.;
+    const float x = of.gram[b / blocks * ll + (long)(at + i) * l + at + j];
+    return i != j ? x : x == 0 || of.unit ? .5 : x / 2.;
+  });
+  grid.meet();
+  over_entries(grid, of.batch, l, l, [=](int b, int i, int j) {
+    const int block = i / width;
+    if (block < j / width) return;
+    const bool inside = block == j / width && i <= j;
+    of.t[b * ll + (long)i * l + j] = inside ? (float)of.work[((long)b * blocks + block) * ww + (long)(i % width) * width + j % width] : 0.f;
+  });
+  grid.leave();
+}

@@ -1,0 +1,203 @@
+"""The kernels of the op: every variant against float64, on hard vectors and odd sizes, and compiled without a GPU."""
+
+import pytest
+import torch
+
+from cwy.ops import cwy_matrix, cwy_multiply, nvrtc, tcwy_matrix, wy_factors
+from cwy.ops.wy import cuda, fused
+from cwy.testing import assert_as_close
+from tests.families import FAMILIES, departure, vectors
+
+gpu = pytest.mark.gpu
+EPS = torch.finfo(torch.float32).eps
+SMALL = [
+    (1, 1), (7, 3), (7, 7), (7, 12), (33, 33), (64, 64), (64, 65), (65, 64), (100, 512), (190, 190), (256, 100), (256, 256),
+    (257, 257), (511, 400), (511, 511), (512, 512),
+]  # fmt: skip
+LARGE = [
+    (513, 1),
+    (1000, 33),
+    (1024, 128),
+    (3001, 50),
+    (1000, 256),
+    (600, 257),
+    (600, 700),
+    (1024, 1024),
+    (1500, 1100),
+    (2048, 2048),
+]
+CALLS = {
+    "matrix": (cwy_matrix, {}),
+    "truncated": (tcwy_matrix, {}),
+    "factors": (lambda v, **options: wy_factors(v, **options).t, {}),
+    "multiply": (lambda v, x, **options: cwy_multiply(v, x, **options), {"rows": True}),
+    "multiply adjoint": (lambda v, x, **options: cwy_multiply(v, x, True, **options), {"rows": True}),
+}
+
+
+@pytest.fixture
+def poisoned():
+    """Fresh memory is filled with NaN."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def results(call, v, backend, dtype=torch.float32):
+    """The value, and the gradients of a sum of it with fixed weights."""
+    function, needs = CALLS[call]
+    leaves = [v.detach().to(dtype).requires_grad_()]
+    if needs:
+        g = torch.Generator().manual_seed(1)
+        x = torch.randn(*v.shape[:-2], 5, v.shape[-2], generator=g)
+        leaves.append(x.to(v.device, dtype).requires_grad_())
+    y = function(*leaves, backend=backend)
+    weight = torch.cos(torch.arange(y.numel(), device=v.device, dtype=torch.float64)).reshape(y.shape).to(dtype)
+    return [y.detach(), *torch.autograd.grad(y, leaves, weight)]
+
+
+def orthogonal(q, bound):
+    """Whether the spectral norm of QᵀQ − I is within the bound; Frobenius' is above it, and quick."""
+    q = q.double()
+    gap = q.mT @ q - torch.eye(q.shape[-1], dtype=q.dtype, device=q.device)
+    return gap.norm() <= bound or departure(q) <= bound
+
+
+def agree(call, v):
+    ours, plain, truth = (results(call, v, *how) for how in (("cuda",), ("analytic",), ("analytic", torch.float64)))
+    for name, a, p, t in zip(("value", "gradient of v", "gradient of x"), ours, plain, truth, strict=False):
+        assert a.shape == t.shape
+        try:
+            # Of few terms the rounding is a matter of luck.
+            assert_as_close(a, p, t, factor=4)
+        except AssertionError as error:
+            raise AssertionError(f"{call} of {tuple(v.shape)}, {name}: {error}") from None
+    return ours[0]
+
+
+@gpu
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("n", "size"), SMALL + LARGE)
+def test_hard_vectors_and_odd_sizes(family, n, size, poisoned):
+    v = vectors(family, n, size, torch.float32, device="cuda")
+    assert orthogonal(agree("matrix", v), 20 * EPS * max(n, size))
+    if size <= n:
+        assert orthogonal(agree("truncated", v), 20 * EPS * n)
+    for call in ("factors", "multiply", "multiply adjoint"):
+        agree(call, v)
+
+
+@gpu
+@pytest.mark.parametrize("batch", [(1,), (3,), (64,), (2, 3)])
+@pytest.mark.parametrize(("n", "size"), [(33, 33), (128, 128), (128, 40), (700, 60), (600, 530)])
+def test_batches_and_strides(batch, n, size, poisoned):
+    v = torch.randn(*batch, size, n, device="cuda").mT
+    for call in CALLS:
+        agree(call, v)
+        assert results(call, v[:0], "auto")[0].shape[0] == 0
+
+
+@gpu
+@pytest.mark.parametrize(("n", "size"), [(190, 190), (1000, 60), (1024, 1024), (900, 600)])
+def test_flags_and_compilers_change_nothing(n, size):
+    v = torch.randn(n, size, device="cuda")
+    for call in ("matrix", "truncated", "multiply"):
+        wanted = results(call, v, "cuda")
+        torch.set_float32_matmul_precision("high")
+        try:
+            with torch.autocast("cuda", dtype=torch.bfloat16):
+                flagged = results(call, v, "cuda")
+        finally:
+            torch.set_float32_matmul_precision("highest")
+        for a, b in zip(flagged, wanted, strict=True):
+            assert torch.equal(a, b)
+    compiled = torch.compile(cwy_matrix, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(v), cwy_matrix(v), atol=1e-5, rtol=0)
+
+
+@gpu
+@pytest.mark.parametrize(("n", "size"), [(64, 20), (64, 64), (300, 300), (2000, 50), (1100, 1100)])
+def test_streams_and_graphs(n, size):
+    v = torch.randn(n, size, device="cuda", requires_grad=True)
+
+    def step():
+        q, omega = cwy_matrix(v, backend="cuda"), tcwy_matrix(v, backend="cuda")
+        weight = torch.linspace(-1, 1, size, device="cuda")
+        (grad,) = torch.autograd.grad((q[:, :size] * weight).sum() + (omega * weight).sum(), v)
+        return q.detach(), omega.detach(), grad
+
+    wanted = step()
+    streams = [torch.cuda.Stream() for _ in range(4)]
+    together = []
+    for stream in streams:
+        stream.wait_stream(torch.cuda.current_stream())
+    for _ in range(8):
+        for stream in streams:
+            with torch.cuda.stream(stream):
+                together.append(step())
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        recorded = step()
+    replays = []
+    for scale in (1.0, -0.5, 3.0):
+        with torch.no_grad():
+            v.mul_(scale).add_(0.01)
+        graph.replay()
+        replays.append(([r.clone() for r in recorded], step()))
+    for ours, truth in [*((t, wanted) for t in together), *replays]:
+        for a, b in zip(ours, truth, strict=True):
+            torch.testing.assert_close(a, b, atol=1e-5 * b.abs().max().item(), rtol=1e-4)
+
+
+@gpu
+@pytest.mark.parametrize(("n", "size"), [(12, 5), (12, 12), (600, 20), (530, 530)])
+def test_second_derivatives(n, size):
+    for call in ("matrix", "truncated", "factors"):
+        found = []
+        for backend, dtype in (("cuda", torch.float32), ("composite", torch.float64)):
+            v = vectors("gaussian", n, size, dtype, device="cuda").requires_grad_()
+            y = CALLS[call][0](v, backend=backend)
+            (first,) = torch.autograd.grad(y.sin().sum(), v, create_graph=True)
+            found.append(torch.autograd.grad(first.square().sum(), v)[0])
+        assert (found[0] - found[1]).norm() <= 1e-4 * found[1].norm()
+
+
+@gpu
+@pytest.mark.parametrize(("n", "m"), [(30000, 50), (4096, 64)])
+def test_a_thin_matrix_takes_little_memory(n, m):
+    v = torch.randn(n, m, device="cuda", requires_grad=True)
+    z = torch.randn_like(v)
+    tcwy_matrix(v).backward(z)
+    v.grad = None
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    tcwy_matrix(v).backward(z)
+    matrix = 4 * n * m
+    assert torch.cuda.max_memory_allocated() - before - 2 * matrix <= 2 * matrix  # beyond the result and v's gradient
+
+
+@gpu
+def test_nan_spreads():
+    for n, size in ((40, 40), (600, 20), (600, 600)):
+        v = torch.randn(n, size, device="cuda")
+        v[1, 2] = torch.nan
+        assert cwy_matrix(v, backend="cuda").isnan().any()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(nvrtc.why_not() is not None, reason="the compiler is not installed")
+def test_every_kernel_compiles_without_a_gpu(tmp_path, monkeypatch):
+    monkeypatch.setenv("CWY_CACHE", str(tmp_path))
+    for arch, tile in zip(("sm_80", "sm_90a"), fused.TILES, strict=True):
+        for source in ("forward.cu", "backward.cu", "blocks.cu"):
+            assert len(nvrtc.cubin(fused.KERNELS / source, (("TILE", tile),), arch)) > 1000
+        assert len(nvrtc.cubin(fused.KERNELS / "halves.cu", (), arch)) > 1000
+
+
+def test_why_it_does_not_serve(monkeypatch):
+    monkeypatch.setattr(nvrtc, "INSTALLED", False)
+    reason = cuda.why_not(torch.zeros(0, 3, dtype=torch.float64))
+    for words in ("v is on cpu", "pip install 'cwy[cuda]'", "float64", "v is empty"):
+        assert words in reason
