@@ -26,10 +26,10 @@ WARN, LIMIT = 1e-4, 1e-2
 
 
 class Stopped(Exception):
-    """A signal asked the run to stop, and it is saved."""
+    """A signal asked the run to stop; all there was to save is saved."""
 
-    def __init__(self, signal: int, step: int, folder: Folder) -> None:
-        super().__init__(f"stopped at step {step}, and saved. To go on: cwy resume {folder.path}")
+    def __init__(self, signal: int, where: str, folder: Folder) -> None:
+        super().__init__(f"stopped {where}. To go on: cwy resume {folder.path}")
         self.status = 128 + signal
 
 
@@ -89,7 +89,7 @@ class Loop:
             self._restore()
             if self.group.first:
                 self.log = opened.enter_context(closing(Log(self.folder.path, self.step)))
-            self.display.begin(self.settings, self.step, self.task.iterations, self.task.facts)
+            self.display.begin(self.settings, self._unused(), self.step, self.task.iterations, self.task.facts)
             opened.callback(self.display.end)
             try:
                 self._steps(stop)
@@ -101,6 +101,10 @@ class Loop:
                 if self.group.first:
                     self.folder.write_file(DIVERGED, f"{told}\n".encode())
                 raise Diverged(told) from None
+
+    def _unused(self) -> set[str]:
+        free = next(optimizers.constrained(self.model), None) is None
+        return self.task.unused | ({"orthogonal_lr"} if free else set())
 
     def _steps(self, stop: Stop) -> None:
         if self.settings.compile:
@@ -121,7 +125,7 @@ class Loop:
             if (self.step % self.config.save_every == 0 or signal) and not last:
                 self._save()
             if signal and not last:
-                raise Stopped(signal, self.step, self.folder)
+                raise Stopped(signal, f"at step {self.step}, and saved", self.folder)
 
     def _train(self, train: Step) -> None:
         batch, self.weight = self.group.share(self.task.batch(self.step))

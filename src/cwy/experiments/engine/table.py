@@ -15,8 +15,9 @@ from .run import CONFIG, Folder
 
 def table(root: Path) -> Table | None:
     """One row a run below a folder; None if there is none."""
-    view = Table(box=SIMPLE_HEAD, pad_edge=False)
-    view.add_column("run", overflow="fold", min_width=16)
+    view = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    view.add_column("run", overflow="fold", min_width=12)
+    view.add_column("method", no_wrap=True)
     for heading in ("step", "loss", "accuracy", "best", "time"):
         view.add_column(heading, justify="right", no_wrap=True)
     view.add_column("", no_wrap=True)
@@ -32,13 +33,14 @@ def _rows(root: Path) -> Iterator[list[str]]:
         try:
             settings, rows, record = folder.settings(), folder.rows(), folder.record() if folder.finished else None
         except (ConfigError, Damaged):
-            yield [name, *[""] * 5, "damaged"]
+            yield [name, *[""] * 6, "damaged"]
             continue
         finals = {row["split"]: row for row in rows}
         final = finals.get("test") or finals.get("validation") or finals.get("train") or {}
         best = record["best"] if record else None
         yield [
             name if path != root else f"{settings.task}/{settings.name}",
+            settings.method,
             str(rows[-1]["step"]) if rows else "0",
             _number(final.get("loss"), ".2e"),
             _number(final.get("accuracy"), ".2%"),
