@@ -153,7 +153,7 @@ def test_every_method_trains_and_the_best_state_is_tested_and_drawn(walking, tmp
 
 def test_a_recipe_may_name_its_method(walking, tmp_path):
     console, texts = Console(file=io.StringIO()), [f"{key}={value}" for key, value in TINY.items()]
-    assert command.train("kth/rgd-c-c-walking", [None], [0], texts, "cpu", None, False, tmp_path / "run", console) == 0
+    assert command.train("kth/rgd-c-c-walking", [None], [0], texts, "cpu", None, False, tmp_path / "run", console, Stop()) == 0
     assert "% of the set's frames" in " ".join(console.file.getvalue().split())
     config = json.loads((tmp_path / "run/config.json").read_text())
     assert (config["method"], config["action"]) == ("rgd-c-c", "walking")
