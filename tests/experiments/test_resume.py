@@ -69,6 +69,33 @@ def test_every_kind_of_state_is_remembered(method, settings, tmp_path):
     assert numbers(run) == numbers(whole)
 
 
+@pytest.mark.parametrize("step", [20, 40])
+def test_a_signal_amid_an_evaluation_does_not_wait_for_its_end(step, tmp_path):
+    whole, run, settings = tmp_path / "whole", tmp_path / "run", {"iterations": 40, "save_every": 100}
+    assert train(whole, **settings)[0] == 0
+    stop, stopped = Stop(), loop(run, **settings)
+
+    def ask(model, *_):
+        if stopped.step == step and not model.training:
+            signal.raise_signal(signal.SIGTERM)
+
+    stopped.model.register_forward_hook(ask)
+    with stop, pytest.raises(Stopped, match=f"stopped at step {step}, and saved"):
+        stopped.run(stop)
+    assert rows(run)[-1]["split"] == "train"
+    # It goes on with that evaluation, and ends again before the next checkpoint.
+    killed = loop(run, **settings)
+    killed.model.readout.bias.register_hook(lambda g: g if killed.step < 25 else 1 / 0)
+    if step < 25:
+        with pytest.raises(ZeroDivisionError):
+            killed.run()
+        assert rows(run)[-1]["step"] == 25
+    assert resume(run)[0] == 0
+    assert numbers(run) == numbers(whole)
+    assert same(weights(run), weights(whole))
+    assert same(weights(run, "best.safetensors"), weights(whole, "best.safetensors"))
+
+
 def test_resume_restarts_a_run_without_checkpoint_and_leaves_a_finished_one(whole, tmp_path):
     run = tmp_path / "run"
     run.mkdir()

@@ -45,6 +45,7 @@ def test_a_finished_run_is_described_whole(whole):
     assert record["config"] == config
     assert (record["status"], record["steps"], record["cwy"]) == ("finished", 300, cwy.__version__)
     assert record["versions"]["torch"] == torch.__version__
+    assert {"commit", "dirty", "device", "threads", "started", "seconds"} <= record.keys()
     assert record["parameters"] == 12 * 12 + 12 * 10 + 12 + 12 * 9 + 9
     assert record["best"]["metric"] == "test loss"
     assert record["best"]["value"] == min(row["loss"] for row in rows(whole) if row["split"] == "test")

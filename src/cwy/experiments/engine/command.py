@@ -7,6 +7,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -118,23 +119,28 @@ def _start(settings: Settings, folder: Folder, group: Group, stop: Stop, console
         display.say(f"{folder.path} is finished: nothing to do.")
         return 0
     try:
-        with stop.interrupting():
-            loop = Loop(settings, folder, group, display)
-    except (ValueError, TypeError, DataError) as error:
-        raise RunError(str(error)) from error
+        record = _train(settings, folder, group, stop, display)
     except Interrupted:
         with _writing(folder):
             if group.first and not folder.exists:
                 folder.create(settings)
         where = "before it went on" if folder.last_checkpoint() else "before its first step"
         raise Stopped(stop.signal, where, folder) from None
-    try:
-        with _writing(folder):
-            record = loop.run(stop)
-    except (ConfigError, Damaged) as error:
-        raise RunError(str(error)) from error
     display.say(_told(record, folder))
     return 0
+
+
+def _train(settings: Settings, folder: Folder, group: Group, stop: Stop, display: Display) -> dict[str, Any]:
+    try:
+        with stop.interrupting():
+            loop = Loop(settings, folder, group, display)
+    except (ValueError, TypeError, DataError) as error:
+        raise RunError(str(error)) from error
+    try:
+        with _writing(folder):
+            return loop.run(stop)
+    except (ConfigError, Damaged) as error:
+        raise RunError(str(error)) from error
 
 
 @contextmanager
@@ -167,7 +173,7 @@ def _problem(settings: Settings, folder: Folder, go_on: bool) -> str:
     return ""
 
 
-def _told(record: dict, folder: Folder) -> str:
+def _told(record: dict[str, Any], folder: Folder) -> str:
     from ..report import read_run
     from ..report.panels import arrange
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from .graph import Step
 from .log import Log
 from .meter import Diverged, Guard, Meter, all_finite
 from .run import BEST, DIVERGED, WEIGHTS, Folder, environment
-from .signals import Stop
+from .signals import Interrupted, Stop
 from .state import State
 from .task import Batch, Better, Settings, Task, load
 
@@ -78,6 +78,7 @@ class Loop:
 
         Raises:
             Stopped: a signal came; the state is saved.
+            Interrupted: it came before the first step was done; there is nothing to save.
             Diverged: a loss or gradient was not finite (it never reaches the weights), or a weight no longer orthogonal.
         """
         stop = stop or Stop()
@@ -88,7 +89,7 @@ class Loop:
                 opened.enter_context(self.folder.lock())
             self._restore()
             if self.group.first:
-                self.log = opened.enter_context(closing(Log(self.folder.path, self.step)))
+                self.log = opened.enter_context(closing(Log(self.folder.path, self.step, self.state.due)))
             self.display.begin(self.settings, self._unused(), self.step, self.task.iterations, self.task.facts)
             opened.callback(self.display.end)
             try:
@@ -114,17 +115,25 @@ class Loop:
         wanted = alone and self.task.capturable
         train = Step(lambda batch: self._step(model, batch), wanted, self.optimizer.zero_grad)
         total, period = self.task.iterations, self.config.evaluate_every or self.task.epoch or self.task.iterations
-        while self.step < total:
-            self._train(train)
+        # Alone, what may take long is left when a signal comes: the first step, which compiles, and evaluations.
+        leaving, begun = stop.interrupting if self.group.size == 1 else nullcontext, False
+        while self.step < total or self.state.due:
             last = self.step == total
-            if self.step % self.config.log_every == 0 or last:
-                self._read()
-            if self.step % period == 0 or last:
-                self._evaluate(last)
+            if not self.state.due:
+                with nullcontext() if begun else leaving():
+                    self._train(train)
+                begun, last = True, self.step == total
+                if self.step % self.config.log_every == 0 or last:
+                    self._read()
+                self.state.due = self.step % period == 0 or last
+            with suppress(Interrupted):
+                if self.state.due:
+                    self._evaluate(last, leaving)
+            done = last and not self.state.due
             signal = self.group.agree_to_stop(stop.signal)
-            if (self.step % self.config.save_every == 0 or signal) and not last:
+            if (self.step % self.config.save_every == 0 or signal) and not done:
                 self._save()
-            if signal and not last:
+            if signal and not done:
                 raise Stopped(signal, f"at step {self.step}, and saved", self.folder)
 
     def _train(self, train: Step) -> None:
@@ -183,11 +192,11 @@ class Loop:
             self.display.say(f"Warning: the orthogonality error after step {self.step} is {error:.1e}, above {WARN:.0e}.")
         return error
 
-    def _evaluate(self, last: bool) -> None:
+    def _evaluate(self, last: bool, leaving: Callable[[], AbstractContextManager[None]]) -> None:
         self._check()
         self._note_memory()
         with self.clock.stopped():
-            with self._evaluating():
+            with self._evaluating(), leaving():
                 found = self.task.evaluate(self.model)
                 for split, metrics in self.task.at_end(self.model).items() if last else ():
                     found.setdefault(split, {}).update(metrics)
@@ -197,6 +206,7 @@ class Loop:
                 self._write(split, metrics)
             if self.task.best is not None:
                 self._keep_best(found, *self.task.best)
+            self.state.due = False
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
