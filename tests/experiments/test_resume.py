@@ -19,6 +19,7 @@ from cwy.experiments.engine.config import ConfigError
 from cwy.experiments.engine.loop import Stopped
 from cwy.experiments.engine.run import Folder
 from cwy.experiments.engine.signals import Stop
+from cwy.experiments.engine.table import table
 
 from .process import arguments, loop, numbers, resume, rows, same, start, train, until, weights
 
@@ -120,6 +121,7 @@ def test_a_damaged_file_is_named(name, error, whole, tmp_path):
     with pytest.raises(error, match=f"{name} is damaged"):
         resume(run)
     assert (run / name).read_bytes() == b"\0" + content[1:]
+    assert list(table(run).columns[-1].cells) == ["damaged"]
 
 
 def test_no_run_goes_on_as_another(tmp_path):

@@ -96,6 +96,8 @@ def _sweep(settings: Settings, folder: Folder, group: Group, stop: Stop, console
     try:
         return _start(settings, folder, group, stop, console, go_on=True)
     except Stopped:
+        if group.first:
+            console.print("The same command goes on with all of them.")
         raise
     except Exception as error:
         known = isinstance(error, RunError | Diverged)

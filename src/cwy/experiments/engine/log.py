@@ -55,8 +55,9 @@ def read(path: Path) -> list[dict[str, Any]]:
     rows = []
     for number, line in enumerate(lines, 1):
         try:
-            rows.append(json.loads(line))
-        except ValueError as error:
+            row = json.loads(line)
+            rows.append({**row, "step": int(row["step"]), "split": str(row["split"])})
+        except (ValueError, KeyError, TypeError) as error:
             raise files.Damaged(f"{path} is damaged: line {number}: {error}.") from None
     return rows
 
