@@ -160,6 +160,7 @@ def test_a_signal_while_data_are_fetched_leaves_a_run_that_resume_starts(tmp_pat
     run = tmp_path / "run"
     # A server that takes every call and never answers: MNIST does not come.
     with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(60)
         env = {"CWY_DATA": str(tmp_path / "data"), "https_proxy": f"http://127.0.0.1:{server.getsockname()[1]}", "no_proxy": ""}
         for how, call in (signal.SIGTERM, ("train", "mnist/small", "--out", run)), (signal.SIGINT, ("resume", run)):
             process = start(*call, **env)

@@ -2,6 +2,7 @@
 
 import io
 import json
+import signal
 from dataclasses import replace
 
 import pytest
@@ -122,6 +123,16 @@ def test_stopped_and_resumed_equals_never_stopped(method, walking, tmp_path):
     stopped.model.last.bias.register_hook(lambda g: setattr(stop, "signal", 15 if stopped.step == 1 else 0))
     with pytest.raises(Stopped, match="stopped at step 2, and saved"):
         stopped.run(stop)
+    again = start(tmp_path / "run", method)
+
+    def ask(model, *_):
+        if not model.training and rows(tmp_path / "run")[-1]["split"] == "validation" and again.step == again.task.iterations:
+            signal.raise_signal(signal.SIGTERM)
+
+    # Amid the test of the best state.
+    again.model.register_forward_hook(ask)
+    with Stop() as stop, pytest.raises(Stopped, match=f"stopped at step {again.task.iterations}, and saved"):
+        again.run(stop)
     assert resume(tmp_path / "run")[0] == 0
     assert same(*(weights(tmp_path / name) for name in ("whole", "run")))
     assert numbers(tmp_path / "run") == numbers(tmp_path / "whole")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext, suppress
 from typing import Any
 
@@ -64,6 +64,7 @@ class Loop:
         self.read_at, self.weight = (0, 0.0), 1.0
         self.checked: tuple[int, float | None] = (-1, None)
         self.warned = False
+        self.stop = Stop()
 
     @property
     def step(self) -> int:
@@ -81,7 +82,7 @@ class Loop:
             Interrupted: it came before the first step was done; there is nothing to save.
             Diverged: a loss or gradient was not finite (it never reaches the weights), or a weight no longer orthogonal.
         """
-        stop = stop or Stop()
+        self.stop = stop or self.stop
         with ExitStack() as opened:
             if self.group.first:
                 if not self.folder.exists:
@@ -93,7 +94,7 @@ class Loop:
             self.display.begin(self.settings, self._unused(), self.step, self.task.iterations, self.task.facts)
             opened.callback(self.display.end)
             try:
-                self._steps(stop)
+                self._steps()
                 return self._finish()
             except Diverged as error:
                 path = self.folder.last_checkpoint()
@@ -107,7 +108,7 @@ class Loop:
         free = next(optimizers.constrained(self.model), None) is None
         return self.task.unused | ({"orthogonal_lr"} if free else set())
 
-    def _steps(self, stop: Stop) -> None:
+    def _steps(self) -> None:
         if self.settings.compile:
             self.model.compile()
         model = self.group.wrap(self.model)
@@ -115,12 +116,12 @@ class Loop:
         wanted = alone and self.task.capturable
         train = Step(lambda batch: self._step(model, batch), wanted, self.optimizer.zero_grad)
         total, period = self.task.iterations, self.config.evaluate_every or self.task.epoch or self.task.iterations
-        # Alone, what may take long is left when a signal comes: the first step, which compiles, and evaluations.
-        leaving, begun = stop.interrupting if self.group.size == 1 else nullcontext, False
+        begun = False
         while self.step < total or self.state.due:
             last = self.step == total
             if not self.state.due:
-                with nullcontext() if begun else leaving():
+                # The first step may compile for long.
+                with nullcontext() if begun else self._leaving():
                     self._train(train)
                 begun, last = True, self.step == total
                 if self.step % self.config.log_every == 0 or last:
@@ -128,13 +129,17 @@ class Loop:
                 self.state.due = self.step % period == 0 or last
             with suppress(Interrupted):
                 if self.state.due:
-                    self._evaluate(last, leaving)
+                    self._evaluate(last)
             done = last and not self.state.due
-            signal = self.group.agree_to_stop(stop.signal)
+            signal = self.group.agree_to_stop(self.stop.signal)
             if (self.step % self.config.save_every == 0 or signal) and not done:
                 self._save()
             if signal and not done:
                 raise Stopped(signal, f"at step {self.step}, and saved", self.folder)
+
+    def _leaving(self) -> AbstractContextManager[None]:
+        """Where a signal needs not wait for the end of what takes long; several processes must stop at the same step."""
+        return self.stop.interrupting() if self.group.size == 1 else nullcontext()
 
     def _train(self, train: Step) -> None:
         batch, self.weight = self.group.share(self.task.batch(self.step))
@@ -192,11 +197,11 @@ class Loop:
             self.display.say(f"Warning: the orthogonality error after step {self.step} is {error:.1e}, above {WARN:.0e}.")
         return error
 
-    def _evaluate(self, last: bool, leaving: Callable[[], AbstractContextManager[None]]) -> None:
+    def _evaluate(self, last: bool) -> None:
         self._check()
         self._note_memory()
         with self.clock.stopped():
-            with self._evaluating(), leaving():
+            with self._evaluating(), self._leaving():
                 found = self.task.evaluate(self.model)
                 for split, metrics in self.task.at_end(self.model).items() if last else ():
                     found.setdefault(split, {}).update(metrics)
@@ -256,14 +261,23 @@ class Loop:
 
     def _conclude(self) -> None:
         """What is done with the best state, once."""
-        if self.group.first and self.state.best is not None and type(self.task).conclude is not Task.conclude:
-            self.model.load_state_dict(self.folder.best_weights())
-            with self._evaluating():
+        if self.state.best is None or type(self.task).conclude is Task.conclude:
+            return
+        # A run that ends in here evaluates again: what it had logged of this step is dropped.
+        self.state.due = True
+        self._save()
+        if not self.group.first:
+            return
+        self.model.load_state_dict(self.folder.best_weights())
+        try:
+            with self._evaluating(), self._leaving():
                 found, made = self.task.conclude(self.model)
-            for split, metrics in found.items():
-                self._write(split, metrics)
-            for name, content in made.items():
-                self.folder.write_file(name, content)
+        except Interrupted:
+            raise Stopped(self.stop.signal, f"at step {self.step}, and saved", self.folder) from None
+        for split, metrics in found.items():
+            self._write(split, metrics)
+        for name, content in made.items():
+            self.folder.write_file(name, content)
 
     def _finish(self) -> dict[str, Any]:
         self._write_weights(WEIGHTS)

@@ -24,7 +24,7 @@ class State:
     Attributes:
         settings: the run's, as ``config.json`` holds them.
         step: steps done.
-        due: whether the evaluation of that step is still to come.
+        due: whether the evaluation of that step is still to come, or to come again.
         seconds: training time.
         started: when the run began.
         best: the best evaluation: metric, value and step.
