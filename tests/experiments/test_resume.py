@@ -16,9 +16,8 @@ import torch
 from cwy.experiments.engine import checkpoint, task
 from cwy.experiments.engine.command import RunError
 from cwy.experiments.engine.config import ConfigError
-from cwy.experiments.engine.loop import Stopped
 from cwy.experiments.engine.run import Folder
-from cwy.experiments.engine.signals import Stop
+from cwy.experiments.engine.signals import Stop, Stopped
 from cwy.experiments.engine.table import table
 
 from .process import arguments, loop, numbers, resume, rows, same, start, train, until, weights

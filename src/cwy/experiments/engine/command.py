@@ -18,10 +18,10 @@ from .config import ConfigError
 from .display import Display
 from .distributed import Group
 from .files import Damaged
-from .loop import Loop, Stopped
+from .loop import Loop
 from .meter import Diverged
 from .run import Folder, differences
-from .signals import Interrupted, Stop
+from .signals import Interrupted, Stop, Stopped
 from .task import Settings
 
 FAILED = 1
@@ -127,7 +127,7 @@ def _start(settings: Settings, folder: Folder, group: Group, stop: Stop, console
             if group.first and not folder.exists:
                 folder.create(settings)
         where = "before it went on" if folder.last_checkpoint() else "before its first step"
-        raise Stopped(stop.signal, where, folder) from None
+        raise Stopped(stop.signal, where, folder.path) from None
     display.say(_told(record, folder))
     return 0
 

@@ -18,19 +18,11 @@ from .graph import Step
 from .log import Log
 from .meter import Diverged, Guard, Meter, all_finite
 from .run import BEST, DIVERGED, WEIGHTS, Folder, environment
-from .signals import Interrupted, Stop
+from .signals import Interrupted, Stop, Stopped
 from .state import State
 from .task import Batch, Better, Settings, Task, load
 
 WARN, LIMIT = 1e-4, 1e-2
-
-
-class Stopped(Exception):
-    """A signal asked the run to stop; all there was to save is saved."""
-
-    def __init__(self, signal: int, where: str, folder: Folder) -> None:
-        super().__init__(f"stopped {where}. To go on: cwy resume {folder.path}")
-        self.status = 128 + signal
 
 
 class Loop:
@@ -135,7 +127,7 @@ class Loop:
             if (self.step % self.config.save_every == 0 or signal) and not done:
                 self._save()
             if signal and not done:
-                raise Stopped(signal, f"at step {self.step}, and saved", self.folder)
+                raise Stopped(signal, f"at step {self.step}, and saved", self.folder.path)
 
     def _leaving(self) -> AbstractContextManager[None]:
         """Where a signal needs not wait for the end of what takes long; several processes must stop at the same step."""
@@ -273,7 +265,7 @@ class Loop:
             with self._evaluating(), self._leaving():
                 found, made = self.task.conclude(self.model)
         except Interrupted:
-            raise Stopped(self.stop.signal, f"at step {self.step}, and saved", self.folder) from None
+            raise Stopped(self.stop.signal, f"at step {self.step}, and saved", self.folder.path) from None
         for split, metrics in found.items():
             self._write(split, metrics)
         for name, content in made.items():

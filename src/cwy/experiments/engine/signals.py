@@ -6,11 +6,20 @@ import os
 import signal
 from collections.abc import Generator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 
 
 class Interrupted(BaseException):
     """The first signal, where there is nothing to save yet. Not an Exception: what mends failures is not to mend it."""
+
+
+class Stopped(Exception):
+    """A signal asked the run to stop; all there was to save is saved."""
+
+    def __init__(self, signal: int, where: str, folder: Path) -> None:
+        super().__init__(f"stopped {where}. To go on: cwy resume {folder}")
+        self.status = 128 + signal
 
 
 class Stop:
