@@ -1,6 +1,7 @@
 """What the docs build calls: the table of methods, the maths, and what docstrings say in their own way."""
 
 import html
+import logging
 import re
 import shutil
 import textwrap
@@ -16,6 +17,7 @@ from cwy.experiments.report.page import heading, section
 from cwy.experiments.report.panels import arrange
 from cwy.experiments.report.write import elements
 
+log = logging.getLogger("mkdocs.hooks")
 REPORT = r"{{ report (\w+) }}"
 RECORDS = Path(__file__).parent.parent / "results"
 
@@ -33,7 +35,8 @@ def methods_table() -> str:
 
 def report(task: str) -> str:
     """What `cwy report` says of a task's committed runs: tables and figures, and a link to the whole page."""
-    shown = [f"<h3>{html.escape(heading(p))}</h3>{section(p, elements(p))}" for p in arrange(find_runs([RECORDS / task]))]
+    runs = find_runs([RECORDS / task], log.warning)
+    shown = [f"<h3>{html.escape(heading(p))}</h3>{section(p, elements(p))}" for p in arrange(runs)]
     whole = f'<p><a href="results/{task}/report.html">Every run, with settings and environment</a></p>'
     return f'<div class="report">{"".join(shown)}{whole}</div>'
 
@@ -43,7 +46,8 @@ def on_post_build(config, **_) -> None:
     for task in re.findall(REPORT, (Path(config["docs_dir"]) / "results.md").read_text()):
         out = Path(config["site_dir"]) / "results" / task
         out.mkdir(parents=True, exist_ok=True)
-        write(find_runs([RECORDS / task]), out)
+        damaged: list[str] = []
+        write(find_runs([RECORDS / task], damaged.append), out, damaged)
     for picture in RECORDS.glob("bench/*/*.png"):
         to = Path(config["site_dir"]) / "results" / picture.relative_to(RECORDS)
         to.parent.mkdir(parents=True, exist_ok=True)

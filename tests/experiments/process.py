@@ -18,6 +18,7 @@ from cwy.experiments.engine.display import Display
 from cwy.experiments.engine.distributed import Group
 from cwy.experiments.engine.loop import Loop
 from cwy.experiments.engine.run import Folder
+from cwy.experiments.engine.signals import Stop
 
 SETTINGS = {
     "T": 5,
@@ -42,7 +43,7 @@ def train(
     """``cwy train`` in this process: its status, and what it printed."""
     console, every = Console(file=io.StringIO(), width=100), {**SETTINGS, **settings}
     texts = [f"{key}={value}" for key, value in every.items()]
-    status = engine.train(what, methods, seeds, texts, "cpu", precision, False, out, console)
+    status = engine.train(what, methods, seeds, texts, "cpu", precision, False, out, console, Stop())
     return status, console.file.getvalue()
 
 
@@ -55,16 +56,16 @@ def loop(folder: Path, method: str = "cwy", **settings: object) -> Loop:
 def resume(folder: Path) -> tuple[int, str]:
     """``cwy resume`` in this process."""
     console = Console(file=io.StringIO(), width=100)
-    return engine.resume(folder, None, console), console.file.getvalue()
+    return engine.resume(folder, None, console, Stop()), console.file.getvalue()
 
 
 def cwy(*args: object, ranks: int = 1, **options) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*program(ranks), *map(str, args)], env=ENV, capture_output=True, text=True, **options)
 
 
-def start(*args: object, ranks: int = 1) -> subprocess.Popen[str]:
+def start(*args: object, ranks: int = 1, **env: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [*program(ranks), *map(str, args)], env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*program(ranks), *map(str, args)], env=ENV | env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )  # fmt: skip
 
 

@@ -5,7 +5,9 @@ import multiprocessing
 import os
 import random
 import resource
+import shlex
 import shutil
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -18,7 +20,7 @@ from cwy.experiments.engine import checkpoint
 from cwy.experiments.engine.display import Display
 from cwy.experiments.engine.meter import Diverged
 
-from .process import arguments, cwy, loop, numbers, resume, rows, same, weights
+from .process import ENV, arguments, cwy, loop, numbers, program, resume, rows, same, weights
 
 
 def saver(folder, step):
@@ -108,6 +110,44 @@ def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one_or_a_full_disk(w
     assert resume(run)[0] == 0
     assert same(weights(run), weights(whole))
     assert numbers(run) == numbers(whole)
+
+
+def mounted(size, *lines):
+    """Runs shell lines beside a disk of this size, $DISK, which nobody else sees; needs a kernel that lets users mount."""
+    script = "\n".join(["set -e", f"mount -t tmpfs -o size={size} none $DISK", *lines])
+    return ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script]
+
+
+CAN_MOUNT = (
+    shutil.which("unshare") and not subprocess.run(mounted("4k"), env=ENV | {"DISK": "/mnt"}, capture_output=True).returncode
+)
+
+
+@pytest.mark.skipif(not CAN_MOUNT, reason="needs to mount a small disk")
+def test_a_disk_that_fills_up_leaves_whole_checkpoints_from_which_the_run_goes_on(whole, tmp_path):
+    disk, command = tmp_path / "disk", shlex.join([*program(1), *arguments(tmp_path / "disk/run")])
+    disk.mkdir()
+    again = shlex.join([*program(1), "resume", str(disk / "run")])
+    # Room for two checkpoints, and for a while of the log.
+    lines = (
+        f"{command} && exit 99 || test $? = 1",
+        f"cp -r $DISK/run {tmp_path}/full",
+        "mount -o remount,size=10m $DISK",
+        again,
+        f"cp -r $DISK/run {tmp_path}/run",
+    )
+    done = subprocess.run(mounted("80k", *lines), env=ENV | {"DISK": str(disk)}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == (
+        f"cwy: cannot write to the folder {disk / 'run'}: No space left on device. "
+        f"To go on from its last checkpoint: cwy resume {disk / 'run'}\n"
+    )
+    complaints = []
+    assert checkpoint.last(tmp_path / "full/checkpoints", complaints.append)
+    assert complaints == []
+    assert not list((tmp_path / "full").rglob("*.partial"))
+    assert same(weights(tmp_path / "run"), weights(whole))
+    assert numbers(tmp_path / "run") == numbers(whole)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /sys, which not even root can write to")

@@ -1,5 +1,6 @@
 """Theorem 4, as far as a short run can show it: the slope, the norms, and the step that the theorem is about."""
 
+import io
 import math
 
 import pytest
@@ -9,19 +10,21 @@ from rich.console import Console
 from cwy.experiments.convergence.report import ROUNDING, slope
 from cwy.experiments.engine.command import train
 from cwy.experiments.engine.config import ConfigError
+from cwy.experiments.engine.signals import Stop
 from cwy.experiments.engine.task import load, settings
 from cwy.experiments.report import find_runs
 from cwy.experiments.report.panels import arrange
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    out = tmp_path_factory.mktemp("convergence")
-    train("convergence/small", ["cwy", "tcwy"], [0], [], "cpu", None, False, out, Console(quiet=True))
-    return find_runs([out])
+def trained(tmp_path_factory):
+    out, console = tmp_path_factory.mktemp("convergence"), Console(file=io.StringIO(), width=80)
+    train("convergence/small", ["cwy", "tcwy"], [0], [], "cpu", None, False, out, console, Stop())
+    return find_runs([out]), console.file.getvalue()
 
 
-def test_the_gradient_falls_as_fast_as_the_theorem_says_and_no_vector_gets_shorter(runs):
+def test_the_gradient_falls_as_fast_as_the_theorem_says_and_no_vector_gets_shorter(trained):
+    runs, said = trained
     for run in runs:
         assert run.config["precision"] == "float64"
         rate, error = slope(run)
@@ -33,6 +36,8 @@ def test_the_gradient_falls_as_fast_as_the_theorem_says_and_no_vector_gets_short
         minima, gradients = run.curve("test", "minimum")[1], run.curve("test", "gradient")[1]
         assert minima == sorted(minima, reverse=True)
         assert all(low <= now for low, now in zip(minima, gradients, strict=True))
+        fitted = f"slope {rate:.2f} ± {error:.2f} ({run.method})".replace("-", "−")
+        assert f"{fitted}, as fast as the theorem's −0.5 or faster; no vector ever gets shorter.\n" in said
     told = arrange(runs)[0].finding
     assert "as fast as the theorem's −0.5 or faster; no vector ever gets shorter" in told
 

@@ -235,3 +235,10 @@ def test_commands_name_a_mistake_plainly(tmp_path):
     assert "Traceback" not in done.stderr
     assert "train-images-idx3-ubyte.gz" in done.stderr
     assert Path(tmp_path / "taken").is_file()
+    done = run(COMMAND, "train", "mnist/small", "--out", tmp_path / "run", CWY_DATA=str(tmp_path / "data"), **proxy)
+    file = DATASETS["mnist"].files[0]
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"{tmp_path / 'data/mnist' / file.name}\n(sha256 {file.sha256})" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "run").exists()
+    assert left(tmp_path / "data") == []

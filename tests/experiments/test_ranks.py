@@ -25,8 +25,12 @@ def close(a, b):
 def test_two_ranks_equal_one_process(tmp_path):
     # Seven examples: four for one rank, three for the other.
     methods, settings = ("cwy", "dtriv", "lstm"), {"what": "adding/small", "iterations": 25, "T": 9, "batch_size": 7}
-    done = cwy(*arguments(tmp_path / "two", "--method", ",".join(methods), *DOUBLE, **settings), ranks=2)
-    assert done.returncode == 0, done.stderr
+    damaged = tmp_path / "two/small-gru-seed0/config.json"
+    damaged.parent.mkdir(parents=True)
+    damaged.write_text("{")
+    done = cwy(*arguments(tmp_path / "two", "--method", ",".join(("gru", *methods)), *DOUBLE, **settings), ranks=2)
+    assert done.returncode == 1, done.stderr
+    assert f"small-gru-seed0 failed: {damaged} is damaged" in done.stdout
     assert train(tmp_path / "one", methods, precision="float64", **settings)[0] == 0
     for method in methods:
         one, two = (tmp_path / ranks / f"small-{method}-seed0" for ranks in ("one", "two"))

@@ -2,10 +2,12 @@
 
 import html
 import json
+import os
 import re
 import shutil
 import subprocess
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from matplotlib.colors import to_rgb
@@ -18,6 +20,7 @@ from cwy.experiments.report.panels import arrange
 from ..test_cli import COMMAND, run
 from .sample import copying, mnist
 
+RECORDS = Path(__file__).parents[2] / "results"
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 
 
@@ -79,8 +82,10 @@ def test_the_page_tells_every_number_and_needs_nothing_else(runs, tmp_path):
 
 
 @pytest.mark.skipif(BROWSER is None, reason="needs a headless browser")
-def test_a_browser_draws_every_curve_without_complaint(runs, tmp_path):
-    page = write(find_runs([runs]), tmp_path)[0]
+@pytest.mark.parametrize("committed", [False, True])
+def test_a_browser_draws_every_curve_without_complaint(committed, runs, tmp_path):
+    found = find_runs([RECORDS if committed else runs])
+    page = write(found, tmp_path)[0]
     probe = """<script>for (const svg of document.querySelectorAll("svg")) {
         const boxes = [...svg.querySelectorAll('g[id*="--series "] path')].map((path) => path.getBoundingClientRect());
         svg.dataset.drawn = boxes.filter((box) => box.width > 200 && box.height > 5).length + "/" + boxes.length;
@@ -92,11 +97,11 @@ def test_a_browser_draws_every_curve_without_complaint(runs, tmp_path):
     seen = view("--dump-dom", (tmp_path / "probed.html").as_uri())
     assert "CONSOLE" not in seen.stderr
     drawn = re.findall(r'data-drawn="(\d+)/(\d+)"', seen.stdout)
-    assert len(drawn) == len(list(tmp_path.glob("*.svg"))) == 4
+    assert len(drawn) == len(list(tmp_path.glob("*.svg"))) >= 4
     assert all(int(count) and count == total for count, total in drawn), drawn
     view(f"--screenshot={tmp_path / 'page.png'}", page.as_uri())
     pixels = imread(tmp_path / "page.png")[..., :3]
-    for style in styles(arrange(find_runs([runs]))[0].series):
+    for style in styles(arrange(found)[0].series):
         near = abs(pixels - to_rgb(style["color"])).max(-1) < 0.02
         assert near.sum() > 500, style
 
@@ -122,6 +127,49 @@ def test_a_torn_last_line_is_left_out_and_a_damaged_file_is_named(tmp_path):
     (folder / "config.json").write_text('{"task": "copying"}')
     with pytest.raises(ReportError, match=r"config.json is not a run's: it has no 'method'"):
         find_runs([tmp_path])
+
+
+def replace_once(old, new):
+    return lambda path: path.write_bytes(path.read_bytes().replace(old, new, 1))
+
+
+DAMAGE = {
+    "T1000-cwy-seed0": ("config.json", replace_once(b'"task"', b'"tas\xeb"'), "config.json"),
+    "T1000-cwy-seed1": ("config.json", replace_once(b'"T"', b'"U"'), "KeyError: 'T'"),
+    "T1000-cwy-seed2": ("metrics.jsonl", replace_once(b'60, "split"', b'60, "rplit"'), "metrics.jsonl, line 3"),
+    "T1000-scornn-seed0": ("metrics.jsonl", replace_once(b'"loss": ', b'"loss": "\xff",'), "metrics.jsonl, line 1"),
+    "T1000-scornn-seed1": ("record.json", lambda path: os.truncate(path, path.stat().st_size // 2), "record.json"),
+    "T1000-scornn-seed2": ("record.json", replace_once(b'"device": "Some CPU"', b'"devise": "Some CPU"'), "KeyError: 'device'"),
+    "T1000-lstm-seed0": ("record.json", lambda path: (path.unlink(), path.mkdir()), "record.json: Is a directory"),
+}
+
+
+def test_damaged_runs_are_named_and_left_out_and_the_others_reported(runs, tmp_path):
+    root = tmp_path / "runs"
+    shutil.copytree(runs, root)
+    for name, (file, damage, _) in DAMAGE.items():
+        damage(root / name / file)
+    done = run(COMMAND, "report", root)
+    assert done.returncode == 1
+    told = done.stderr.splitlines()
+    assert len(told) == len(DAMAGE)
+    assert done.stdout.startswith(f"The report: {root / 'report.html'}\n")
+    words = text((root / "report.html").read_text())
+    for name, (_, _, reason) in DAMAGE.items():
+        assert any(line.startswith("cwy: left out: cannot ") and f"/{name}" in line and reason in line for line in told), reason
+        assert f"/{name}" in words
+    assert "every seed is shown" not in words
+    whole = [one.folder.name for one in find_runs([runs]) if one.folder.name not in DAMAGE]
+    assert len(whole) == 4
+    assert all(f" {name} " in words for name in whole)
+    shutil.rmtree(root / "deeper")
+    for path in [*root.glob("*.*"), *(root / name for name in whole)]:
+        shutil.rmtree(path, ignore_errors=True)
+        path.unlink(missing_ok=True)
+    done = run(COMMAND, "report", root)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert all(f"/{name}" in done.stderr for name in DAMAGE)
+    assert {path.name for path in root.iterdir()} == DAMAGE.keys()
 
 
 def test_the_command_writes_where_it_is_told_and_names_mistakes(runs, tmp_path):

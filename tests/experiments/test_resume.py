@@ -1,15 +1,24 @@
 """A run stopped at any moment and resumed is the run that was never stopped."""
 
 import json
+import random
+import re
 import shutil
 import signal
+import socket
+import sys
+import time
+from pathlib import Path
 
 import pytest
+import torch
 
+from cwy.experiments.engine import checkpoint, task
 from cwy.experiments.engine.command import RunError
 from cwy.experiments.engine.config import ConfigError
-from cwy.experiments.engine.loop import Stopped
-from cwy.experiments.engine.signals import Stop
+from cwy.experiments.engine.run import Folder
+from cwy.experiments.engine.signals import Stop, Stopped
+from cwy.experiments.engine.table import table
 
 from .process import arguments, loop, numbers, resume, rows, same, start, train, until, weights
 
@@ -29,6 +38,9 @@ def test_stopped_and_resumed_equals_never_stopped(whole, tmp_path):
     assert same(weights(run), weights(whole))
     assert same(weights(run, "best.safetensors"), weights(whole, "best.safetensors"))
     assert numbers(run) == numbers(whole)
+    states = [checkpoint.parse(checkpoint.last(folder / "checkpoints", print)) for folder in (run, whole)]
+    parts = [(one["model"], one["optimizer"]["state"], one["meter"]["sums"], one["random"]) for one in states]
+    torch.testing.assert_close(*parts, rtol=0, atol=0)
     first, second = (json.loads((folder / "record.json").read_text()) for folder in (run, whole))
     assert [first[key] for key in ("steps", "best", "crossings")] == [second[key] for key in ("steps", "best", "crossings")]
 
@@ -57,6 +69,33 @@ def test_every_kind_of_state_is_remembered(method, settings, tmp_path):
     assert numbers(run) == numbers(whole)
 
 
+@pytest.mark.parametrize("step", [20, 40])
+def test_a_signal_amid_an_evaluation_does_not_wait_for_its_end(step, tmp_path):
+    whole, run, settings = tmp_path / "whole", tmp_path / "run", {"iterations": 40, "save_every": 100}
+    assert train(whole, **settings)[0] == 0
+    stop, stopped = Stop(), loop(run, **settings)
+
+    def ask(model, *_):
+        if stopped.step == step and not model.training:
+            signal.raise_signal(signal.SIGTERM)
+
+    stopped.model.register_forward_hook(ask)
+    with stop, pytest.raises(Stopped, match=f"stopped at step {step}, and saved"):
+        stopped.run(stop)
+    assert rows(run)[-1]["split"] == "train"
+    # It goes on with that evaluation, and ends again before the next checkpoint.
+    killed = loop(run, **settings)
+    killed.model.readout.bias.register_hook(lambda g: g if killed.step < 25 else 1 / 0)
+    if step < 25:
+        with pytest.raises(ZeroDivisionError):
+            killed.run()
+        assert rows(run)[-1]["step"] == 25
+    assert resume(run)[0] == 0
+    assert numbers(run) == numbers(whole)
+    assert same(weights(run), weights(whole))
+    assert same(weights(run, "best.safetensors"), weights(whole, "best.safetensors"))
+
+
 def test_resume_restarts_a_run_without_checkpoint_and_leaves_a_finished_one(whole, tmp_path):
     run = tmp_path / "run"
     run.mkdir()
@@ -81,6 +120,7 @@ def test_a_damaged_file_is_named(name, error, whole, tmp_path):
     with pytest.raises(error, match=f"{name} is damaged"):
         resume(run)
     assert (run / name).read_bytes() == b"\0" + content[1:]
+    assert list(table(run).columns[-1].cells) == ["damaged"]
 
 
 def test_no_run_goes_on_as_another(tmp_path):
@@ -104,7 +144,7 @@ def test_no_run_goes_on_as_another(tmp_path):
     config.write_text(content)
     assert resume(run)[0] == 0
     (run / "record.json").write_text("")
-    with pytest.raises(ConfigError, match=r"record\.json is damaged.*delete it"):
+    with pytest.raises(RunError, match=r"record\.json is damaged.*delete it"):
         resume(run)
 
 
@@ -113,6 +153,41 @@ def test_the_log_has_every_step_once(whole):
     assert [step for split, step in steps if split == "train"] == list(range(5, 301, 5))
     assert [step for split, step in steps if split == "test"] == list(range(20, 301, 20))
     assert all(row["orthogonality_error"] < 1e-5 for row in rows(whole) if row["split"] == "train")
+
+
+def test_a_signal_while_data_are_fetched_leaves_a_run_that_resume_starts(tmp_path):
+    run = tmp_path / "run"
+    # A server that takes every call and never answers: MNIST does not come.
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(60)
+        env = {"CWY_DATA": str(tmp_path / "data"), "https_proxy": f"http://127.0.0.1:{server.getsockname()[1]}", "no_proxy": ""}
+        for how, call in (signal.SIGTERM, ("train", "mnist/small", "--out", run)), (signal.SIGINT, ("resume", run)):
+            process = start(*call, **env)
+            with server.accept()[0]:
+                process.send_signal(how)
+                out, error = process.communicate(timeout=10)
+            told = f"cwy: stopped before its first step. To go on: cwy resume {run}\n"
+            assert (process.returncode, out, error) == (128 + how, "", told)
+            assert [path.name for path in run.iterdir()] == ["config.json"]
+    assert Folder(run).settings() == task.settings("mnist/small")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_a_signal_at_any_moment_before_the_first_step_ends_plainly(whole, tmp_path):
+    chance, run = random.Random(0), tmp_path / "run"
+    for _ in range(4):
+        process = start(*(("resume", run) if run.exists() else arguments(run)))
+        # Its own handler stands in the place of Python's.
+        while int(re.search(r"SigCgt:\s*(\w+)", Path(f"/proc/{process.pid}/status").read_text())[1], 16) >> 14 & 1 == 0:
+            assert process.poll() is None, process.communicate()
+        time.sleep(chance.uniform(0, 2))
+        process.terminate()
+        _, error = process.communicate(timeout=10)
+        stopped = re.fullmatch(r"cwy: stopped (before anything was done\.|.* To go on: cwy resume .*)\n", error)
+        assert (process.returncode, bool(stopped)) in ((143, True), (0, False)), error
+    assert (resume(run) if run.exists() else train(run))[0] == 0
+    assert same(weights(run), weights(whole))
+    assert numbers(run) == numbers(whole)
 
 
 def test_the_second_signal_ends_at_once(tmp_path):

@@ -1,6 +1,7 @@
 """cwy train and cwy runs: sweeps, methods, mistakes, and curves that stay as they are."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -33,9 +34,9 @@ def test_a_sweep_makes_one_folder_a_run_skips_the_finished_and_tells_of_failures
 
     table = run("runs", tmp_path)
     assert table.returncode == 0
-    assert [line.split()[:2] for line in table.stdout.splitlines() if "seed" in line] == [
-        ["small-cwy-L4-seed0", "10"],
-        ["small-cwy-L4-seed1", "10"],
+    assert [line.split()[:3] for line in table.stdout.splitlines() if "seed" in line] == [
+        ["small-cwy-L4-seed0", "cwy", "10"],
+        ["small-cwy-L4-seed1", "cwy", "10"],
     ]
 
 
@@ -44,12 +45,31 @@ def test_a_finished_run_is_described_whole(whole):
     assert record["config"] == config
     assert (record["status"], record["steps"], record["cwy"]) == ("finished", 300, cwy.__version__)
     assert record["versions"]["torch"] == torch.__version__
+    assert {"commit", "dirty", "device", "threads", "started", "seconds"} <= record.keys()
     assert record["parameters"] == 12 * 12 + 12 * 10 + 12 + 12 * 9 + 9
     assert record["best"]["metric"] == "test loss"
     assert record["best"]["value"] == min(row["loss"] for row in rows(whole) if row["split"] == "test")
     assert record["final"]["train"]["loss"] == rows(whole)[-2]["loss"]
     assert record["crossings"] == {"0.01": None, "0.001": None}
     assert list((whole / "tensorboard").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("method", "shown", "hidden"),
+    [
+        ("cwy", {"reflections", "init", "orthogonal_lr", "nonlinearity"}, {"base_every", "alpha"}),
+        ("dtriv", {"base_every", "init", "orthogonal_lr", "nonlinearity"}, {"reflections", "alpha"}),
+        ("rnn", {"nonlinearity"}, {"reflections", "init", "orthogonal_lr", "base_every", "alpha"}),
+        ("lstm", set(), {"reflections", "init", "orthogonal_lr", "base_every", "nonlinearity", "alpha"}),
+    ],
+)
+def test_a_run_shows_its_settings_and_what_it_found(method, shown, hidden, tmp_path):
+    said = train(tmp_path / "run", (method,), what="adding/small", iterations=2)[1]
+    keys = set(re.findall(r"(\w+)=", said))
+    assert keys.isdisjoint(hidden)
+    config = set(json.loads((tmp_path / "run/config.json").read_text()))
+    assert keys == config - hidden - {"task", "recipe", "method", "seed", "device", "precision"} >= shown
+    assert f"Adding, T = 5: {method} does not learn to add.\nThe run: {tmp_path / 'run'}\n" in said
 
 
 @pytest.mark.parametrize("name", ["copying", "adding"])

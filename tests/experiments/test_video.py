@@ -2,6 +2,7 @@
 
 import io
 import json
+import signal
 from dataclasses import replace
 
 import pytest
@@ -13,9 +14,9 @@ from cwy.experiments.engine import command, task
 from cwy.experiments.engine.config import ConfigError
 from cwy.experiments.engine.display import Display
 from cwy.experiments.engine.distributed import Group
-from cwy.experiments.engine.loop import Loop, Stopped
+from cwy.experiments.engine.loop import Loop
 from cwy.experiments.engine.run import Folder
-from cwy.experiments.engine.signals import Stop
+from cwy.experiments.engine.signals import Stop, Stopped
 from cwy.experiments.report import find_runs, write
 from cwy.experiments.video.model import Predictor
 from cwy.experiments.video.pictures import read
@@ -122,6 +123,16 @@ def test_stopped_and_resumed_equals_never_stopped(method, walking, tmp_path):
     stopped.model.last.bias.register_hook(lambda g: setattr(stop, "signal", 15 if stopped.step == 1 else 0))
     with pytest.raises(Stopped, match="stopped at step 2, and saved"):
         stopped.run(stop)
+    again = start(tmp_path / "run", method)
+
+    def ask(model, *_):
+        if not model.training and rows(tmp_path / "run")[-1]["split"] == "validation" and again.step == again.task.iterations:
+            signal.raise_signal(signal.SIGTERM)
+
+    # Amid the test of the best state.
+    again.model.register_forward_hook(ask)
+    with Stop() as stop, pytest.raises(Stopped, match=f"stopped at step {again.task.iterations}, and saved"):
+        again.run(stop)
     assert resume(tmp_path / "run")[0] == 0
     assert same(*(weights(tmp_path / name) for name in ("whole", "run")))
     assert numbers(tmp_path / "run") == numbers(tmp_path / "whole")
@@ -153,7 +164,7 @@ def test_every_method_trains_and_the_best_state_is_tested_and_drawn(walking, tmp
 
 def test_a_recipe_may_name_its_method(walking, tmp_path):
     console, texts = Console(file=io.StringIO()), [f"{key}={value}" for key, value in TINY.items()]
-    assert command.train("kth/rgd-c-c-walking", [None], [0], texts, "cpu", None, False, tmp_path / "run", console) == 0
+    assert command.train("kth/rgd-c-c-walking", [None], [0], texts, "cpu", None, False, tmp_path / "run", console, Stop()) == 0
     assert "% of the set's frames" in " ".join(console.file.getvalue().split())
     config = json.loads((tmp_path / "run/config.json").read_text())
     assert (config["method"], config["action"]) == ("rgd-c-c", "walking")

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from ..terminal import plainly, writable
 
 # The command line says what is missing; the annotations below are read only once typer is there.
 with suppress(ImportError):
     import typer
+
+if TYPE_CHECKING:
+    from .engine.signals import Stop
 
 EXTRAS = ("safetensors", "filelock")
 
@@ -28,24 +31,21 @@ def demo(
 ) -> None:
     """A minute of the Copying task: who remembers ten symbols? A table, a picture, a sentence."""
     _need_experiments()
-    from rich.console import Console
+    with _unless_interrupted("stopped; nothing was written") as stop, stop.interrupting():
+        from rich.console import Console
 
-    from . import demo
+        from . import demo
 
-    console = Console(highlight=False, markup=False)
-    names = [name.strip() for name in methods.split(",") if name.strip()]
-    with plainly(ValueError):
-        if not names:
-            raise ValueError("--methods names none, e.g. 'cwy,lstm'.")
-        runs = demo.prepare(names, iterations, seed)
-    with plainly(OSError, f"cannot write to the folder --out {out}: "):
-        writable(out)
-    console.print(demo.introduction(runs), end="\n\n")
-    try:
+        console = Console(highlight=False, markup=False)
+        names = [name.strip() for name in methods.split(",") if name.strip()]
+        with plainly(ValueError):
+            if not names:
+                raise ValueError("--methods names none, e.g. 'cwy,lstm'.")
+            runs = demo.prepare(names, iterations, seed)
+        with plainly(OSError, f"cannot write to the folder --out {out}: "):
+            writable(out)
+        console.print(demo.introduction(runs), end="\n\n")
         found = demo.race(runs, console)
-    except KeyboardInterrupt:
-        print("Stopped: nothing was written.")
-        sys.exit(130)
     console.print(demo.table(found))
     with plainly(OSError, f"cannot write to {out}: "):
         seen, files = demo.picture(found, out)
@@ -94,12 +94,10 @@ def train(
 
     Exit status: 0 finished, 1 failed, 2 wrong usage, 3 diverged, 130 or 143 stopped and saved.
     """
-    from .engine import command
-
     given = [None] if method is None else [name.strip() for name in method.split(",") if name.strip()]
     names = list(dict.fromkeys(given))
     every = range(seed, seed + (seeds or 1))
-    _run(lambda console: command.train(task, names, every, setting or [], device, precision, compile, out, console))
+    _run(lambda engine, *by: engine.train(task, names, every, setting or [], device, precision, compile, out, *by))
 
 
 def resume(
@@ -109,9 +107,7 @@ def resume(
     ] = None,
 ) -> None:
     """Goes on with a run from its last checkpoint, as if it had never stopped; a finished run is left as it is."""
-    from .engine import command
-
-    _run(lambda console: command.resume(folder, device, console))
+    _run(lambda engine, *by: engine.resume(folder, device, *by))
 
 
 def translate(
@@ -164,16 +160,22 @@ def report(
         Path | None, typer.Option(metavar="FOLDER", help="Where to write, made if need be.", show_default="the first DIR")
     ] = None,
 ) -> None:
-    """Draws runs into one page, report.html, with each figure beside it as PNG and SVG."""
+    """Draws runs into one page, report.html, with each figure beside it as PNG and SVG.
+
+    A damaged run is named and left out; the exit status is then 1.
+    """
     from .report import ReportError, find_runs, write
 
+    damaged: list[str] = []
     with plainly(ReportError):
-        runs = find_runs(folders)
+        runs = find_runs(folders, damaged.append)
     where = folders[0] if out is None else out
     with plainly(OSError, f"cannot write to the folder --out {where}: "):
-        written = write(runs, writable(where))
+        written = write(runs, writable(where), damaged)
     for path in written:
         print(f"{'The report' if path.suffix == '.html' else 'The figure'}: {path}")
+    if damaged:
+        sys.exit("\n".join(f"cwy: left out: {told}" for told in damaged))
 
 
 def data_list() -> None:
@@ -224,22 +226,33 @@ def data_decode(name: Annotated[str, typer.Argument(metavar="NAME", help="kth or
 
 
 def _run(command: Callable[..., int]) -> None:
-    """Ends with the status of a command of the engine."""
+    """Ends with the status of a command of the engine, which it is given, with a console and what hears of signals."""
     _need_experiments()
-    from rich.console import Console
+    with _unless_interrupted("stopped before anything was done") as stop:
+        with stop.interrupting():
+            from rich.console import Console
 
-    from .engine.command import RunError
-    from .engine.config import ConfigError
-    from .engine.loop import Stopped
-    from .engine.meter import Diverged
+            from .engine import command as engine
+        try:
+            sys.exit(command(engine, Console(highlight=False, markup=False), stop))
+        except (engine.ConfigError, engine.RunError) as error:
+            sys.exit(f"cwy: {error}")
+        except (engine.Diverged, engine.Stopped) as error:
+            print(f"cwy: {error}", file=sys.stderr)
+            sys.exit(error.status)
 
-    try:
-        sys.exit(command(Console(highlight=False, markup=False)))
-    except (ConfigError, RunError) as error:
-        sys.exit(f"cwy: {error}")
-    except (Diverged, Stopped) as error:
-        print(f"cwy: {error}", file=sys.stderr)
-        sys.exit(error.status)
+
+@contextmanager
+def _unless_interrupted(told: str) -> Generator[Stop]:
+    """SIGTERM and Ctrl-C, where they interrupt, end the command with a line and their status."""
+    from .engine.signals import Interrupted, Stop
+
+    with Stop() as stop:
+        try:
+            yield stop
+        except Interrupted:
+            print(f"cwy: {told}.", file=sys.stderr)
+            sys.exit(stop.status)
 
 
 def _need_experiments() -> None:

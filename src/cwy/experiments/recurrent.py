@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from inspect import signature
 from typing import Any, cast
 
 import torch
@@ -117,6 +118,15 @@ class RecurrentTask(Task[RecurrentConfig]):
     @classmethod
     def methods(cls) -> list[str]:
         return [*(name for name, method in METHODS.items() if method.kind != "tall"), *BASELINES]
+
+    @property
+    def unused(self) -> set[str]:
+        method, unused = self.settings.method, super().unused
+        if method in BASELINES:
+            return unused | {"reflections", "init", "base_every", *(["nonlinearity"] if method != "rnn" else [])}
+        if "reflections" not in signature(METHODS[method].build).parameters:
+            unused.add("reflections")
+        return unused if method == "dtriv" else unused | {"base_every"}
 
     @property
     def capturable(self) -> bool:

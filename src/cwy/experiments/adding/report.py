@@ -16,7 +16,7 @@ def _finding(series: Sequence[Series]) -> str:
     rest = [one for one in series if one not in learn]
     told = [f"{methods(learn, series)} learn{'' if learn[1:] else 's'} to add"] if learn else []
     if rest:
-        told.append(f"{methods(rest, series)} {'do' if rest[1:] else 'does'} not")
+        told.append(f"{methods(rest, series)} {'do' if rest[1:] else 'does'} not{'' if learn else ' learn to add'}")
     return ", ".join(told)
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -16,10 +18,10 @@ from .config import ConfigError
 from .display import Display
 from .distributed import Group
 from .files import Damaged
-from .loop import Loop, Stopped
+from .loop import Loop
 from .meter import Diverged
 from .run import Folder, differences
-from .signals import Stop
+from .signals import Interrupted, Stop, Stopped
 from .task import Settings
 
 FAILED = 1
@@ -40,6 +42,7 @@ def train(
     compile: bool,
     out: Path | None,
     console: Console,
+    stop: Stop,
 ) -> int:
     """Runs every method (None is the recipe's own) with every seed, one after another; those that are done already are skipped.
 
@@ -48,23 +51,24 @@ def train(
     """
     check_device(device)
     if not methods:
-        raise ConfigError("no method is named.")
+        raise ConfigError("--method names none, e.g. 'cwy,lstm'.")
     every = [
         task.settings(what, method, seed, tuple(assignments), device=device, precision=precision, compile=compile)
         for method in methods
         for seed in seeds
     ]
-    name = every[0].task
-    group, stop = Group(device), Stop()
+    group, place = Group(device), Path("runs") / every[0].task
     with group.joined():
         if len(every) == 1:
-            folder = Folder(out or Path("runs") / name / every[0].name)
-            return _start(every[0], folder, group, stop, console, go_on=False)
-        statuses = [_sweep(one, Folder((out or Path("runs") / name) / one.name), group, stop, console) for one in every]
+            return _start(every[0], Folder(out or place / every[0].name), group, stop, console, go_on=False)
+        place = out or place
+        statuses = [_sweep(one, Folder(place / one.name), group, stop, console) for one in every]
+        if group.first:
+            console.print(f"All of them: cwy runs {place}, cwy report {place}", soft_wrap=True)
     return max(statuses)
 
 
-def resume(path: Path, device: str | None, console: Console) -> int:
+def resume(path: Path, device: str | None, console: Console, stop: Stop) -> int:
     """Goes on from the last checkpoint, or from the start if there is none; a finished run is left as it is."""
     folder = Folder(path)
     settings = folder.settings()
@@ -72,7 +76,7 @@ def resume(path: Path, device: str | None, console: Console) -> int:
     check_device(settings.device)
     group = Group(settings.device)
     with group.joined():
-        return _start(settings, folder, group, Stop(), console, go_on=True)
+        return _start(settings, folder, group, stop, console, go_on=True)
 
 
 def check_device(name: str) -> None:
@@ -92,15 +96,18 @@ def _sweep(settings: Settings, folder: Folder, group: Group, stop: Stop, console
     try:
         return _start(settings, folder, group, stop, console, go_on=True)
     except Stopped:
+        if group.first:
+            console.print("The same command goes on with all of them.")
         raise
-    except (RunError, Diverged) as error:
+    except Exception as error:
+        known = isinstance(error, RunError | Diverged)
+        if group.size > 1 and (not known or isinstance(error.__cause__, OSError)):
+            # One rank's own: the others are amid a step, and can't go on to the next run with it.
+            raise
         if group.first:
-            console.print(f"{settings.name} failed: {error}", soft_wrap=True)
+            told = f" {error}" if known else f"\n{traceback.format_exc()}"
+            console.print(f"{settings.name} failed:{told}", soft_wrap=True)
         return getattr(error, "status", FAILED)
-    except Exception:
-        if group.first:
-            console.print(f"{settings.name} failed:\n{traceback.format_exc()}", soft_wrap=True)
-        return FAILED
 
 
 def _start(settings: Settings, folder: Folder, group: Group, stop: Stop, console: Console, go_on: bool) -> int:
@@ -110,23 +117,42 @@ def _start(settings: Settings, folder: Folder, group: Group, stop: Stop, console
     if problem:
         raise RunError(problem.decode())
     display = Display(console if group.first else None)
-    if group.broadcast(b"finished" if folder.finished else b""):
+    if group.broadcast(b"finished" if group.first and folder.finished else b""):
         display.say(f"{folder.path} is finished: nothing to do.")
         return 0
     try:
-        loop = Loop(settings, folder, group, display)
+        record = _train(settings, folder, group, stop, display)
+    except Interrupted:
+        with _writing(folder):
+            if group.first and not folder.exists:
+                folder.create(settings)
+        where = "before it went on" if folder.last_checkpoint() else "before its first step"
+        raise Stopped(stop.signal, where, folder.path) from None
+    display.say(_told(record, folder))
+    return 0
+
+
+def _train(settings: Settings, folder: Folder, group: Group, stop: Stop, display: Display) -> dict[str, Any]:
+    try:
+        with stop.interrupting():
+            loop = Loop(settings, folder, group, display)
     except (ValueError, TypeError, DataError) as error:
         raise RunError(str(error)) from error
     try:
-        with stop:
-            record = loop.run(stop)
+        with _writing(folder):
+            return loop.run(stop)
     except (ConfigError, Damaged) as error:
         raise RunError(str(error)) from error
+
+
+@contextmanager
+def _writing(folder: Folder) -> Generator[None]:
+    """A disk that is full or can't be written to is named."""
+    try:
+        yield
     except OSError as error:
         hint = f" To go on from its last checkpoint: cwy resume {folder.path}" if folder.last_checkpoint() else ""
         raise RunError(f"cannot write to the folder {folder.path}: {error.strerror or error}.{hint}") from error
-    display.say(_told(record, folder))
-    return 0
 
 
 def _problem(settings: Settings, folder: Folder, go_on: bool) -> str:
@@ -136,20 +162,29 @@ def _problem(settings: Settings, folder: Folder, go_on: bool) -> str:
             return f"{folder.path} holds parts of a run, but not its config.json. Choose another --out."
         if not folder.exists:
             return ""
-        there, here = folder.settings().to_dict(), settings.to_dict()
+        there, here, finished = folder.settings().to_dict(), settings.to_dict(), folder.finished
     except OSError as error:
         return f"cannot read the folder {folder.path}: {error.strerror}."
+    except ConfigError as error:
+        return str(error)
     differ = differences(there, here)
     if differ:
         return f"{folder.path} holds another run: {', '.join(differ)}. Choose another --out."
-    if not (go_on or folder.finished):
+    if not (go_on or finished):
         return f"{folder.path} holds a run that is not finished. To go on: cwy resume {folder.path}"
     return ""
 
 
-def _told(record: dict, folder: Folder) -> str:
+def _told(record: dict[str, Any], folder: Folder) -> str:
+    from ..report import read_run
+    from ..report.panels import arrange
+
     split = next(split for split in ("test", "validation", "train") if split in record["final"])
     final = ", ".join(f"{split} {name} {value:.4g}" for name, value in record["final"][split].items() if name in MEASURES)
     best = record["best"]
     told = f"\nBest {best['metric']}: {best['value']:.4g}, at step {best['step']}" if best else ""
-    return f"Finished, {record['seconds']:.1f} s of training. At the end: {final}{told}\nThe run: {folder.path}"
+    (panel,) = arrange([read_run(folder.path)])
+    return (
+        f"Finished, {record['seconds']:.1f} s of training. At the end: {final}{told}\n"
+        f"{panel.title}: {panel.finding}.\nThe run: {folder.path}"
+    )

@@ -19,12 +19,13 @@ class Display:
         self._bar = TaskID(0)
         self._shown: dict[str, str] = {}
 
-    def begin(self, settings: Settings, step: int, total: int, facts: dict[str, Any]) -> None:
-        """Prints the whole configuration and what is known of the data, and starts the bar."""
+    def begin(self, settings: Settings, unused: set[str], step: int, total: int, facts: dict[str, Any]) -> None:
+        """Prints every setting that means something to this run and what is known of the data, and starts the bar."""
         if self.console is None:
             return
         self._total = total
-        values = " ".join(f"{key}={_plain(value)}" for key, value in settings.to_dict().items() if key not in _HEAD)
+        rest = {key: value for key, value in settings.to_dict().items() if key not in unused.union(_HEAD)}
+        values = " ".join(f"{key}={_plain(value)}" for key, value in rest.items())
         going_on = f", going on from step {step}" if step else ""
         name = f"{settings.task}/{settings.recipe} {settings.method} seed {settings.seed}"
         self.console.print(f"{name} on {settings.device}, {settings.precision}{going_on}", style="bold")

@@ -18,11 +18,12 @@ class Log:
     Args:
         folder: of the run.
         step: where the run goes on; lines after it, which will come again, are dropped.
+        due: whether the evaluation of that step will come again, too.
     """
 
-    def __init__(self, folder: Path, step: int) -> None:
+    def __init__(self, folder: Path, step: int, due: bool) -> None:
         path = folder / FILE
-        kept = [line for line in read(path) if line["step"] <= step]
+        kept = [line for line in read(path) if line["step"] < step + (line["split"] == "train" or not due)]
         files.write(path, "".join(_line(row) for row in kept).encode())
         self._file = path.open("a", encoding="utf-8")
         self._board = _board(folder, step)
@@ -54,8 +55,9 @@ def read(path: Path) -> list[dict[str, Any]]:
     rows = []
     for number, line in enumerate(lines, 1):
         try:
-            rows.append(json.loads(line))
-        except ValueError as error:
+            row = json.loads(line)
+            rows.append({**row, "step": int(row["step"]), "split": str(row["split"])})
+        except (ValueError, KeyError, TypeError) as error:
             raise files.Damaged(f"{path} is damaged: line {number}: {error}.") from None
     return rows
 

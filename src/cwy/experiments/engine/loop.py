@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -18,19 +18,11 @@ from .graph import Step
 from .log import Log
 from .meter import Diverged, Guard, Meter, all_finite
 from .run import BEST, DIVERGED, WEIGHTS, Folder, environment
-from .signals import Stop
+from .signals import Interrupted, Stop, Stopped
 from .state import State
 from .task import Batch, Better, Settings, Task, load
 
 WARN, LIMIT = 1e-4, 1e-2
-
-
-class Stopped(Exception):
-    """A signal asked the run to stop, and it is saved."""
-
-    def __init__(self, signal: int, step: int, folder: Folder) -> None:
-        super().__init__(f"stopped at step {step}, and saved. To go on: cwy resume {folder.path}")
-        self.status = 128 + signal
 
 
 class Loop:
@@ -64,6 +56,7 @@ class Loop:
         self.read_at, self.weight = (0, 0.0), 1.0
         self.checked: tuple[int, float | None] = (-1, None)
         self.warned = False
+        self.stop = Stop()
 
     @property
     def step(self) -> int:
@@ -78,9 +71,10 @@ class Loop:
 
         Raises:
             Stopped: a signal came; the state is saved.
+            Interrupted: it came before the first step was done; there is nothing to save.
             Diverged: a loss or gradient was not finite (it never reaches the weights), or a weight no longer orthogonal.
         """
-        stop = stop or Stop()
+        self.stop = stop or self.stop
         with ExitStack() as opened:
             if self.group.first:
                 if not self.folder.exists:
@@ -88,11 +82,11 @@ class Loop:
                 opened.enter_context(self.folder.lock())
             self._restore()
             if self.group.first:
-                self.log = opened.enter_context(closing(Log(self.folder.path, self.step)))
-            self.display.begin(self.settings, self.step, self.task.iterations, self.task.facts)
+                self.log = opened.enter_context(closing(Log(self.folder.path, self.step, self.state.due)))
+            self.display.begin(self.settings, self._unused(), self.step, self.task.iterations, self.task.facts)
             opened.callback(self.display.end)
             try:
-                self._steps(stop)
+                self._steps()
                 return self._finish()
             except Diverged as error:
                 path = self.folder.last_checkpoint()
@@ -102,7 +96,11 @@ class Loop:
                     self.folder.write_file(DIVERGED, f"{told}\n".encode())
                 raise Diverged(told) from None
 
-    def _steps(self, stop: Stop) -> None:
+    def _unused(self) -> set[str]:
+        free = next(optimizers.constrained(self.model), None) is None
+        return self.task.unused | ({"orthogonal_lr"} if free else set())
+
+    def _steps(self) -> None:
         if self.settings.compile:
             self.model.compile()
         model = self.group.wrap(self.model)
@@ -110,18 +108,30 @@ class Loop:
         wanted = alone and self.task.capturable
         train = Step(lambda batch: self._step(model, batch), wanted, self.optimizer.zero_grad)
         total, period = self.task.iterations, self.config.evaluate_every or self.task.epoch or self.task.iterations
-        while self.step < total:
-            self._train(train)
+        begun = False
+        while self.step < total or self.state.due:
             last = self.step == total
-            if self.step % self.config.log_every == 0 or last:
-                self._read()
-            if self.step % period == 0 or last:
-                self._evaluate(last)
-            signal = self.group.agree_to_stop(stop.signal)
-            if (self.step % self.config.save_every == 0 or signal) and not last:
+            if not self.state.due:
+                # The first step may compile for long.
+                with nullcontext() if begun else self._leaving():
+                    self._train(train)
+                begun, last = True, self.step == total
+                if self.step % self.config.log_every == 0 or last:
+                    self._read()
+                self.state.due = self.step % period == 0 or last
+            with suppress(Interrupted):
+                if self.state.due:
+                    self._evaluate(last)
+            done = last and not self.state.due
+            signal = self.group.agree_to_stop(self.stop.signal)
+            if (self.step % self.config.save_every == 0 or signal) and not done:
                 self._save()
-            if signal and not last:
-                raise Stopped(signal, self.step, self.folder)
+            if signal and not done:
+                raise Stopped(signal, f"at step {self.step}, and saved", self.folder.path)
+
+    def _leaving(self) -> AbstractContextManager[None]:
+        """Where a signal needs not wait for the end of what takes long; several processes must stop at the same step."""
+        return self.stop.interrupting() if self.group.size == 1 else nullcontext()
 
     def _train(self, train: Step) -> None:
         batch, self.weight = self.group.share(self.task.batch(self.step))
@@ -183,7 +193,7 @@ class Loop:
         self._check()
         self._note_memory()
         with self.clock.stopped():
-            with self._evaluating():
+            with self._evaluating(), self._leaving():
                 found = self.task.evaluate(self.model)
                 for split, metrics in self.task.at_end(self.model).items() if last else ():
                     found.setdefault(split, {}).update(metrics)
@@ -193,6 +203,7 @@ class Loop:
                 self._write(split, metrics)
             if self.task.best is not None:
                 self._keep_best(found, *self.task.best)
+            self.state.due = False
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
@@ -242,14 +253,23 @@ class Loop:
 
     def _conclude(self) -> None:
         """What is done with the best state, once."""
-        if self.group.first and self.state.best is not None and type(self.task).conclude is not Task.conclude:
-            self.model.load_state_dict(self.folder.best_weights())
-            with self._evaluating():
+        if self.state.best is None or type(self.task).conclude is Task.conclude:
+            return
+        # A run that ends in here evaluates again: what it had logged of this step is dropped.
+        self.state.due = True
+        self._save()
+        if not self.group.first:
+            return
+        self.model.load_state_dict(self.folder.best_weights())
+        try:
+            with self._evaluating(), self._leaving():
                 found, made = self.task.conclude(self.model)
-            for split, metrics in found.items():
-                self._write(split, metrics)
-            for name, content in made.items():
-                self.folder.write_file(name, content)
+        except Interrupted:
+            raise Stopped(self.stop.signal, f"at step {self.step}, and saved", self.folder.path) from None
+        for split, metrics in found.items():
+            self._write(split, metrics)
+        for name, content in made.items():
+            self.folder.write_file(name, content)
 
     def _finish(self) -> dict[str, Any]:
         self._write_weights(WEIGHTS)

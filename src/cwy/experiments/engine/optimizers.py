@@ -36,10 +36,10 @@ def build(model: nn.Module, config: Config) -> torch.optim.Optimizer:
 @torch.no_grad()
 def worst_orthogonality(model: nn.Module) -> float | None:
     """The largest orthogonality error of the model's constrained weights; None if it has none."""
-    return max(map(orthogonality_error, _constrained(model)), default=None)
+    return max(map(orthogonality_error, constrained(model)), default=None)
 
 
-def _constrained(model: nn.Module) -> Iterator[Tensor]:
+def constrained(model: nn.Module) -> Iterator[Tensor]:
     """Every constrained weight as a matrix."""
     for layer in model.modules():
         charts: dict[str, nn.Module] = dict(on_manifold(layer))

@@ -1,23 +1,56 @@
-"""SIGTERM and Ctrl-C: the first asks the run to save and stop, the second ends it at once."""
+"""SIGTERM and Ctrl-C: the first asks to stop, the second ends at once."""
 
 from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
+
+
+class Interrupted(BaseException):
+    """The first signal, where there is nothing to save yet. Not an Exception: what mends failures is not to mend it."""
+
+
+class Stopped(Exception):
+    """A signal asked the run to stop; all there was to save is saved."""
+
+    def __init__(self, signal: int, where: str, folder: Path) -> None:
+        super().__init__(f"stopped {where}. To go on: cwy resume {folder}")
+        self.status = 128 + signal
 
 
 class Stop:
     """While entered, remembers the signal that asked to stop.
 
     Attributes:
-        signal: its number, 0 if none came. The exit status is 128 + this, as in a shell: 143 for SIGTERM, 130 for Ctrl-C.
+        signal: its number, 0 if none came.
     """
 
     SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
     def __init__(self) -> None:
         self.signal = 0
+        self._interrupts = False
+
+    @property
+    def status(self) -> int:
+        """The exit status, as in a shell: 143 for SIGTERM, 130 for Ctrl-C."""
+        return 128 + self.signal
+
+    @contextmanager
+    def interrupting(self) -> Generator[None]:
+        """What runs in here is left, by :class:`Interrupted`, as soon as a signal comes, or at once if one has come."""
+        self._interrupts = True
+        try:
+            self._interrupt()
+            yield
+            # Raised amid a callback of C, it may have been dropped.
+            self._interrupt()
+        finally:
+            self._interrupts = False
 
     def __enter__(self) -> Stop:
         self._before = {number: signal.signal(number, self._heard) for number in self.SIGNALS}
@@ -31,3 +64,8 @@ class Stop:
         if self.signal:
             os._exit(128 + number)
         self.signal = number
+        self._interrupt()
+
+    def _interrupt(self) -> None:
+        if self.signal and self._interrupts:
+            raise Interrupted

@@ -24,6 +24,7 @@ class State:
     Attributes:
         settings: the run's, as ``config.json`` holds them.
         step: steps done.
+        due: whether the evaluation of that step is still to come, or to come again.
         seconds: training time.
         started: when the run began.
         best: the best evaluation: metric, value and step.
@@ -34,6 +35,7 @@ class State:
 
     settings: dict[str, Any] = field(default_factory=dict)
     step: int = 0
+    due: bool = False
     seconds: float = 0.0
     started: str = field(default_factory=now)
     best: dict[str, Any] | None = None
@@ -82,7 +84,7 @@ class State:
         meter.load_state_dict(whole["meter"])
         for f in fields(self):
             if f.name != "settings":  # the device may be another one
-                setattr(self, f.name, whole["run"][f.name])
+                setattr(self, f.name, whole["run"].get(f.name, getattr(self, f.name)))
         rank = group.rank % len(whole["random"]["cpu"])
         torch.set_rng_state(whole["random"]["cpu"][rank])
         if group.device.type == "cuda" and "cuda" in whole["random"]:

@@ -8,15 +8,14 @@ from pathlib import Path
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from .config import ConfigError
-from .files import Damaged
 from .run import CONFIG, Folder
 
 
 def table(root: Path) -> Table | None:
     """One row a run below a folder; None if there is none."""
-    view = Table(box=SIMPLE_HEAD, pad_edge=False)
-    view.add_column("run", overflow="fold", min_width=16)
+    view = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    view.add_column("run", overflow="fold", min_width=12)
+    view.add_column("method", no_wrap=True)
     for heading in ("step", "loss", "accuracy", "best", "time"):
         view.add_column(heading, justify="right", no_wrap=True)
     view.add_column("", no_wrap=True)
@@ -27,25 +26,28 @@ def table(root: Path) -> Table | None:
 
 def _rows(root: Path) -> Iterator[list[str]]:
     for path in sorted(config.parent for config in root.rglob(CONFIG)):
-        folder = Folder(path)
-        name = path.relative_to(root).as_posix() if path != root else path.name
         try:
-            settings, rows, record = folder.settings(), folder.rows(), folder.record() if folder.finished else None
-        except (ConfigError, Damaged):
-            yield [name, *[""] * 5, "damaged"]
-            continue
-        finals = {row["split"]: row for row in rows}
-        final = finals.get("test") or finals.get("validation") or finals.get("train") or {}
-        best = record["best"] if record else None
-        yield [
-            name if path != root else f"{settings.task}/{settings.name}",
-            str(rows[-1]["step"]) if rows else "0",
-            _number(final.get("loss"), ".2e"),
-            _number(final.get("accuracy"), ".2%"),
-            _number(best["value"] if best else None, ".2%" if best and "accuracy" in best["metric"] else ".2e"),
-            _number(rows[-1]["seconds"] if rows else None, ".1f", " s"),
-            "done" if record else "diverged" if folder.diverged else "open",
-        ]
+            own, *cells = _cells(Folder(path))
+        except (OSError, LookupError, TypeError, ValueError):
+            own, cells = path.name, [*[""] * 6, "damaged"]
+        yield [path.relative_to(root).as_posix() if path != root else own, *cells]
+
+
+def _cells(folder: Folder) -> list[str]:
+    settings, rows, record = folder.settings(), folder.rows(), folder.record() if folder.finished else None
+    finals = {row["split"]: row for row in rows}
+    final = finals.get("test") or finals.get("validation") or finals.get("train") or {}
+    best = record["best"] if record else None
+    return [
+        f"{settings.task}/{settings.name}",
+        settings.method,
+        str(rows[-1]["step"]) if rows else "0",
+        _number(final.get("loss"), ".2e"),
+        _number(final.get("accuracy"), ".2%"),
+        _number(best["value"] if best else None, ".2%" if best and "accuracy" in best["metric"] else ".2e"),
+        _number(rows[-1]["seconds"] if rows else None, ".1f", " s"),
+        "done" if record else "diverged" if folder.diverged else "open",
+    ]
 
 
 def _number(value: float | None, form: str, unit: str = "") -> str:

@@ -138,6 +138,11 @@ class Task(ABC, Generic[C]):
         return {}, {}
 
     @property
+    def unused(self) -> set[str]:
+        """The settings that mean nothing to this run."""
+        return set() if self.config.optimizer == "rmsprop" else {"alpha"}
+
+    @property
     def facts(self) -> dict[str, Any]:
         """What the record says of the data."""
         return {}

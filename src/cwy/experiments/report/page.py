@@ -15,18 +15,19 @@ from .words import listed
 TEMPLATE = Path(__file__).with_name("page.html")
 
 
-def page(panels: Sequence[Panel], figures: dict[str, list[str]]) -> str:
+def page(panels: Sequence[Panel], figures: dict[str, list[str]], damaged: Sequence[str] = ()) -> str:
     """The report as HTML.
 
     Args:
         panels: what to show.
         figures: of each panel, by its slug, the figures as SVG elements.
+        damaged: what could not be read, and why.
     """
     runs = [run for panel in panels for run in panel.runs]
     alone = len(panels) == 1
     return Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
         title=escape(heading(panels[0]) if alone else _title(panels)),
-        lead=_lead(runs),
+        lead=_lead(runs, damaged),
         findings="" if alone else _findings(panels),
         panels="\n".join(_panel(panel, figures[panel.slug], alone) for panel in panels),
         runs=tables.every_run(panels),
@@ -45,12 +46,13 @@ def _title(panels: Sequence[Panel]) -> str:
     return f"What {count} runs of {listed(list(dict.fromkeys(panel.description.title for panel in panels)))} show"
 
 
-def _lead(runs: Sequence[Run]) -> str:
+def _lead(runs: Sequence[Run], damaged: Sequence[str]) -> str:
     running = sum(run.record is None for run in runs)
     devices = sorted({str(run.record["device"]) for run in runs if run.record})
     where = f" on {escape(listed(devices))}" if devices else ""
     unfinished = f" <strong>{running} {'is' if running == 1 else 'are'} not finished.</strong>" if running else ""
-    return f"{len(runs)} run{'s' * (len(runs) > 1)}{where}; every seed is shown.{unfinished}"
+    shown = f"; left out: <strong>{escape(' '.join(damaged))}</strong>" if damaged else "; every seed is shown."
+    return f"{len(runs)} run{'s' * (len(runs) > 1)}{where}{shown}{unfinished}"
 
 
 def _findings(panels: Sequence[Panel]) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+HEAD = ("step", "split")
 
 
 class ReportError(RuntimeError):
@@ -41,7 +42,9 @@ class Run:
     @property
     def status(self) -> str:
         """ "finished", or how far it has come."""
-        return self.record["status"] if self.record else f"unfinished, at {self.steps}"
+        if self.record:
+            return self.record["status"]
+        return f"{'diverged' if (self.folder / 'diverged.txt').exists() else 'unfinished'}, at {self.steps}"
 
     @cached_property
     def steps(self) -> int:
@@ -78,23 +81,6 @@ class Run:
         return next((int(step) for step, value in zip(steps, values, strict=True) if value <= level), None)
 
 
-def find_runs(folders: Iterable[Path]) -> list[Run]:
-    """Every run below the folders, themselves included, by path; raises where one holds none."""
-    found: dict[Path, Run] = {}
-    for folder in folders:
-        if not folder.is_dir():
-            raise ReportError(f"{folder} is not a folder.")
-        configs = sorted(folder.rglob("config.json"))
-        if not configs:
-            raise ReportError(
-                f"no run below {folder}: a run folder holds config.json. `cwy train --help` says how to make one."
-            )
-        found |= {
-            config.parent.resolve(): read_run(config.parent) for config in configs if config.parent.resolve() not in found
-        }
-    return list(found.values())
-
-
 def read_run(folder: Path) -> Run:
     """The run in a folder; a damaged file raises by name."""
     config = _json(folder / "config.json")
@@ -109,20 +95,24 @@ def _json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ReportError(f"cannot read {path}: {error}") from error
+        raise ReportError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}.") from error
     if not isinstance(content, dict):
         raise ReportError(f"cannot read {path}: it holds no JSON object.")
     return content
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
-    lines = path.read_text(encoding="utf-8").split("\n") if path.exists() else [""]
+    try:
+        lines = path.read_bytes().split(b"\n") if path.exists() else [b""]
+    except OSError as error:
+        raise ReportError(f"cannot read {path}: {error.strerror}.") from error
     # What follows the last newline is a row that is being written.
     rows = []
     for number, line in enumerate(lines[:-1], 1):
         try:
             row = json.loads(line)
-            rows.append({**row, "step": int(row["step"]), "split": str(row["split"])})
-        except (ValueError, KeyError, TypeError) as error:
-            raise ReportError(f"cannot read {path}, line {number}: {error}") from error
+            metrics = {key: value if value is None else float(value) for key, value in row.items() if key not in HEAD}
+            rows.append({"step": int(row["step"]), "split": str(row["split"]), **metrics})
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ReportError(f"cannot read {path}, line {number}: {error}.") from error
     return rows

@@ -18,8 +18,11 @@ from .runs import Run
 PAGE = "report.html"
 
 
-def write(runs: Sequence[Run], out: Path) -> list[Path]:
-    """Reports on runs into a folder; returns the page and, after it, each figure as PNG and SVG."""
+def write(runs: Sequence[Run], out: Path, damaged: Sequence[str] = ()) -> list[Path]:
+    """Reports on runs into a folder; returns the page and, after it, each figure as PNG and SVG.
+
+    The page also says what is damaged, and left out.
+    """
     panels = arrange(runs)
     drawn = {panel.slug: _figures(panel) for panel in panels}
     files: dict[str, bytes] = {}
@@ -31,7 +34,7 @@ def write(runs: Sequence[Run], out: Path) -> list[Path]:
         slug: [*(figure.inline(one, name, text) for name, one, text in figures), *map(_image, shown[slug])]
         for slug, figures in drawn.items()
     }
-    files = {PAGE: page(panels, inlined).encode(), **files}
+    files = {PAGE: page(panels, inlined, damaged).encode(), **files}
     for name, content in files.items():
         _replace(out / name, content)
     return [out / name for name in files]
