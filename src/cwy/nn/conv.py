@@ -16,6 +16,7 @@ from ..init import haar
 from ..ops import dispatch
 from ..ops.recurrence.functions import check_choices
 from ..ops.recurrence.nonlinearities import NONLINEARITIES
+from ..ops.recurrence.transition import by_rows
 from ..registry import METHODS
 from .images import Images, check_sizes
 
@@ -81,7 +82,8 @@ class _Kernels(nn.Module):
     def _convolve(self, x: Tensor, suffix: str) -> Tensor:
         """The input kernel's convolution with images ``(R, C, H, W)``, and the bias unless it is a threshold."""
         bias = None if self._threshold else getattr(self, f"bias_ih{suffix}", None)
-        return nn.functional.conv2d(x, getattr(self, f"weight_ih{suffix}"), bias, padding=self.kernel_size // 2)
+        weight = getattr(self, f"weight_ih{suffix}")
+        return by_rows(lambda part: nn.functional.conv2d(part, weight, bias, padding=self.kernel_size // 2), x)
 
 
 def _uniform(bound: float, *shape: int, **like) -> nn.Parameter:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, instance_norm
 
+from ..ops.recurrence.transition import by_rows
 from .images import Images, check_sizes
 
 
@@ -31,7 +32,8 @@ class _Gates(nn.Module):
     def _convolve(self, x: Tensor, suffix: str) -> Tensor:
         """What images ``(R, C, H, W)`` give to the gates; normalised, these get their bias later."""
         bias = None if self.normalize else getattr(self, f"bias_ih{suffix}")
-        return conv2d(x, getattr(self, f"weight_ih{suffix}"), bias, padding=self.kernel_size // 2)
+        weight = getattr(self, f"weight_ih{suffix}")
+        return by_rows(lambda part: conv2d(part, weight, bias, padding=self.kernel_size // 2), x)
 
     def _step(self, x: Tensor, h: Tensor, c: Tensor, suffix: str) -> tuple[Tensor, Tensor]:
         z = x + conv2d(h, getattr(self, f"weight_hh{suffix}"), padding=self.kernel_size // 2)

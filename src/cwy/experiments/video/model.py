@@ -8,6 +8,7 @@ from torch.nn.functional import conv2d, pixel_shuffle, pixel_unshuffle
 from torch.utils.checkpoint import checkpoint
 
 from ...nn import ConvLSTM, ConvNERU
+from ...ops.recurrence.transition import by_rows
 
 GROUP = 2
 """Squares of so many pixels a side become channels."""
@@ -29,7 +30,7 @@ class Block(nn.Module):
         self.norm = nn.InstanceNorm2d(outputs, affine=True, dtype=dtype) if normalize else None
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.map(x)
+        x = by_rows(self.map, x)
         return torch.relu_(x if self.norm is None else self.norm(x))
 
 

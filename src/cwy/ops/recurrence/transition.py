@@ -6,6 +6,7 @@ Rows are vectors, ``h (B, N)``, or images, ``h (B, C, H, W)``. Each has ``step``
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -80,19 +81,33 @@ def half(kernel: Tensor) -> list[int]:
     return [size // 2 for size in kernel.shape[-2:]]
 
 
+ROWS = 64  # images at once on a GPU: what cuDNN takes beside its operands grows with them
+
+
+def by_rows(convolve: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """A convolution of images ``(R, C, H, W)``, as many at once as serve."""
+    return torch.cat([convolve(part) for part in x.split(ROWS)]) if x.is_cuda and x.shape[0] > ROWS else convolve(x)
+
+
 def kernel_gradient(kernel: Tensor, deltas: Tensor, x: Tensor) -> Tensor:
-    """The gradient of a kernel from that of its convolution with x, in one call over all rows; differentiable."""
+    """The gradient of a kernel from that of its convolution with x; differentiable."""
     backward = torch.ops.aten.convolution_backward
-    return backward(deltas, x, kernel, None, [1, 1], half(kernel), [1, 1], False, [0, 0], 1, [False, True, False])[1]
+    rows = ROWS if x.is_cuda else max(x.shape[0], 1)
+    parts = [
+        backward(ours, part, kernel, None, [1, 1], half(kernel), [1, 1], False, [0, 0], 1, [False, True, False])[1]
+        for ours, part in zip(deltas.split(rows), x.split(rows), strict=True)
+    ]
+    return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
 
 
 def mapped(x: Tensor, weight: Tensor) -> Tensor:
     """The input map: a product with a matrix ``(N, K)``, or a convolution with a kernel ``(C, K, q, q)``."""
-    return linear(x, weight) if weight.dim() == 2 else conv2d(x, weight, padding=half(weight))
+    return linear(x, weight) if weight.dim() == 2 else by_rows(lambda part: conv2d(part, weight, padding=half(weight)), x)
 
 
 def mapped_back(deltas: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """The gradients of x and of the weight; differentiable."""
     if weight.dim() == 2:
         return deltas @ weight.conj(), deltas.mT @ x.conj()
-    return conv_transpose2d(deltas, weight, padding=half(weight)), kernel_gradient(weight, deltas, x)
+    back = by_rows(lambda part: conv_transpose2d(part, weight, padding=half(weight)), deltas)
+    return back, kernel_gradient(weight, deltas, x)
