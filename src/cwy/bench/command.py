@@ -76,7 +76,7 @@ def options(
     def wanted(entry: Entry) -> bool:
         if not entry.name.startswith(starts):
             return False
-        if entry.nonlinearity and entry.nonlinearity not in functions:
+        if functions and entry.nonlinearity and entry.nonlinearity not in functions:
             return False
         ours = entry.group == "ours"
         return entry.group == "floor" or (entry.method in {*names, ""} if ours else entry.package in packages)

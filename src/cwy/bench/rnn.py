@@ -49,7 +49,7 @@ def entries(size: Size) -> list[Entry]:
         found += [_backend(size, backend, f) for backend in dispatch.backends("rollout")["rollout"]]
         if not count:
             found += _modes(n, batch, steps, f)
-        found += [_eager(size, f), _eager(size, f, indexed=True), _one_at_a_time(size, f)]
+        found += [_eager(size, f), _eager(size, f, indexed=True), one_at_a_time(size, f)]
     fused = [_fused(n, batch, steps, name, how) for name in ("RNN", "GRU", "LSTM") for how in (None, *REDUCED)]
     return [*found, *fused]
 
@@ -134,7 +134,7 @@ def _eager(size: Size, f: str, indexed: bool = False) -> Entry:
     return Entry(f"eager loop{' of x[t]' if indexed else ''}, {f}", about, make, nonlinearity=f)
 
 
-def _one_at_a_time(size: Size, f: str) -> Entry:
+def one_at_a_time(size: Size, f: str) -> Entry:
     n, *given, batch, steps = size
     count = given[0] if given else n
     define, threshold = NONLINEARITIES[f].define, NONLINEARITIES[f].threshold
