@@ -43,7 +43,14 @@ class Bench:
 BENCHES = {
     bench.name: bench
     for bench in (
-        Bench("matrix", "Forming an orthogonal matrix.", ("N", "NxM"), "64,128,256,512,1024,4096x64", "64,256,512"),
+        Bench(
+            "matrix",
+            "Forming an orthogonal matrix.",
+            ("N", "NxM"),
+            "64,128,256,512,1024,4096x64",
+            "64,256,512",
+            gpu="64,128,256,512,1024,2048,4096,4096x64",
+        ),
         Bench(
             "multiply",
             "Multiplying a batch of vectors by an orthogonal matrix.",
