@@ -132,4 +132,5 @@ def _rollout(how: str, f: str, backend: str, chart: Callable[..., Tensor], h0: T
     transition = ops.wy_factors(free[0]) if how == "factors" else chart(*free)
     states, _ = ops.rollout(x, h0, transition, b, f, backend=backend)
     assert isinstance(states, Tensor)
-    return states
+    # Factors are float32 where the vectors are half as wide.
+    return states.to(x.dtype)

@@ -28,7 +28,8 @@ def section(folder: Path, bench: str) -> str:
         for form, sizes, found in _by_form(bench, rows):
             last = show(sizes[-1])
             title = f"{BENCHES[bench].about.rstrip('.')}, on {_machine(rows)}"
-            told.append(f'<img src="{picture(machine, bench, form)}" alt="{title}">')
+            where = picture(machine, bench, form)
+            told.append(f'<a href="{where}"><img src="{where}" alt="{title}"></a>')
             kinds = [kind for kind in table.KINDS if any(getattr(row, kind) for row in found)]
             told += [markdown(table.overview(found, sizes, kind)) for kind in kinds]
             at = {show(size): [row for row in found if row.size == show(size)] for size in sizes}
