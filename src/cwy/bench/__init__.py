@@ -95,7 +95,7 @@ BENCHES = {
         ),
         Bench(
             "table1",
-            "The paper's Table 1: T steps of a recurrence by every method, beside the formulas.",
+            "The paper's Table 1: a recurrence by every method, beside the formulas.",
             ("NxLxBxT",),
             "256x64x16x50,512x64x16x50",
             "128x32x16x20,256x32x16x20",

@@ -13,7 +13,7 @@ from matplotlib.ticker import NullLocator
 
 from .rows import Row
 from .sizes import Size, show
-from .table import KINDS, times
+from .table import KINDS, field, seconds, times
 
 # Colours that colour-blind readers can tell apart: one of Okabe and Ito's for the first of ours, then Tol's "muted".
 BLUE, SKY, ORANGE = "#0072B2", "#88CCEE", "#E69F00"
@@ -35,7 +35,7 @@ def draw(
         figure.suptitle(title)
     else:
         # Below the legend, which an outer title would cover.
-        figure.axes[0].set_title(f"{title}: {_named(form, sizes[0])}")
+        figure.axes[0].set_title(f"{title}\n{_named(form, sizes[0])}")
     listed = "" if _along(sizes, form)[1] else f"{form}: {', '.join(map(show, sizes))}\n"
     figure.supxlabel(listed + caption(rows[0]), fontsize="small", color="0.4")
     partial = path.with_name(f".{path.name}.partial")
@@ -81,10 +81,10 @@ def _lines(rows: Sequence[Row], sizes: Sequence[Size], form: str, baseline: str,
     unit = {name: (1e6 if form.endswith("T") else 1e3) / count for name, count in steps.items()}
     along, label = _along(sizes, form)
     at = dict(zip(names, range(len(sizes)) if along is None else [size[along] for size in sizes], strict=True))
-    styles = _styles(rows)
+    styles = _styles(rows, baseline)
     for axes, kind in zip(panels, kinds, strict=True):
         for entry, style in styles.items():
-            timed = [row for row in rows if row.entry == entry and getattr(row, kind) is not None]
+            timed = [row for row in rows if row.entry == entry and getattr(row, field(row, kind)) is not None]
             timed.sort(key=lambda row: at[row.size])
             middle, below, above = (
                 [x * unit[row.size] for row, x in zip(timed, xs, strict=True)] for xs in _spread(timed, kind, means)
@@ -112,13 +112,12 @@ def _lines(rows: Sequence[Row], sizes: Sequence[Size], form: str, baseline: str,
 
 def _spread(timed: Sequence[Row], kind: str, means: bool) -> tuple[list[float], list[float], list[float]]:
     """What is drawn of each row, and how far its whiskers reach down and up."""
+    fields = [(row, field(row, kind)) for row in timed]
     if means:
-        errors = [getattr(row, f"{kind}_se") for row in timed]
-        return [getattr(row, f"{kind}_mean") for row in timed], errors, errors
-    middle = [getattr(row, kind) for row in timed]
-    below, above = (
-        [abs(getattr(row, f"{kind}_{end}") - x) for row, x in zip(timed, middle, strict=True)] for end in ("q1", "q3")
-    )
+        errors = [getattr(row, f"{name}_se") for row, name in fields]
+        return [getattr(row, f"{name}_mean") for row, name in fields], errors, errors
+    middle, low, high = ([getattr(row, f"{name}{end}") for row, name in fields] for end in ("", "_q1", "_q3"))
+    below, above = ([abs(x - y) for x, y in zip(middle, ends, strict=True)] for ends in (low, high))
     return middle, below, above
 
 
@@ -134,9 +133,9 @@ def limit(rows: Sequence[Row], baseline: str, kind: str) -> dict[str, float]:
     }
 
 
-def _styles(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
-    """Ours in colour and solid; peers grey, thin, each package with its dashes; the floor dotted."""
-    groups = {row.entry: row.group for row in rows if row.status == "ok"}
+def _styles(rows: Sequence[Row], baseline: str) -> dict[str, dict[str, Any]]:
+    """Ours in colour and solid, the baseline thick; peers grey, thin, each package with its dashes; the floor dotted."""
+    groups = {row.entry: row.group for row in sorted(rows, key=lambda row: row.entry != baseline) if row.status == "ok"}
     packages = {row.entry: row.package.split()[0] for row in rows}
     dashes = dict(
         zip(dict.fromkeys(packages[e] for e, group in groups.items() if group == "peer"), cycle(DASHES), strict=False)
@@ -164,24 +163,17 @@ def _styles(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
 
 
 def _bars(rows: Sequence[Row], baseline: str) -> Figure:
-    timed = sorted((row for row in rows if row.forward), key=lambda row: -(row.both or row.forward or 0))
+    timed = sorted((row for row in rows if row.forward), key=lambda row: -(seconds(row) or 0))
     figure = Figure(figsize=(10, 1.8 + 0.34 * len(timed)), layout="constrained")
     axes = figure.subplots()
     colours = {"ours": SKY, "peer": "0.8", "floor": "0.4"}
     reference = next((row.both for row in timed if row.entry == baseline), None)
-    for i, row in enumerate(timed):
-        if row.both is not None and row.both_q1 is not None and row.both_q3 is not None:
-            spread = [[(row.both - row.both_q1) * 1e3], [(row.both_q3 - row.both) * 1e3]]
-            colour = BLUE if row.entry == baseline else colours[row.group]
-            axes.barh(i, row.both * 1e3, xerr=spread, color=colour, ecolor="0.2", capsize=2)
-            if reference and row.entry != baseline:
-                axes.annotate(
-                    f"{times(row.both / reference)}×",
-                    (row.both_q3 * 1e3, i),
-                    xytext=(6, 0),
-                    textcoords="offset points",
-                    va="center",
-                )
+    for i, (row, middle, below, above) in enumerate(zip(timed, *_spread(timed, "both", False), strict=True)):
+        colour = BLUE if row.entry == baseline else colours[row.group]
+        axes.barh(i, middle * 1e3, xerr=[[below * 1e3], [above * 1e3]], color=colour, ecolor="0.2", capsize=2)
+        if reference and row.entry != baseline:
+            ratio, end = f"{times(middle / reference)}×", ((middle + above) * 1e3, i)
+            axes.annotate(ratio, end, xytext=(6, 0), textcoords="offset points", va="center")
         axes.plot((row.forward or 0) * 1e3, i, "D", color=ORANGE, markeredgecolor="black", markersize=6, zorder=4)
     axes.set_yticks(range(len(timed)), [row.entry for row in timed])
     axes.set(xscale="log", xlabel="forward + backward, ms (median; whiskers: quartiles)")

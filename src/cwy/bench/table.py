@@ -23,7 +23,7 @@ STYLES = {"ours": "bold", "peer": "", "floor": "dim"}
 
 def overview(rows: Sequence[Row], sizes: Sequence[Size], kind: str = "both") -> Table:
     """One kind of time at every size, a row an entry, the fastest at the largest size first."""
-    of = seconds if kind == "both" else lambda row: getattr(row, kind)
+    of = lambda row: getattr(row, field(row, kind))
     timed = {(row.entry, row.size): row for row in rows if of(row)}
     view = blank(f"{KINDS[kind]}, ms", "entry", *(show(size) for size in sizes))
     for name in _order(list(timed.values()), show(sizes[-1]), of):
@@ -127,9 +127,14 @@ def blank(title: str, *headings: str) -> Table:
     return view
 
 
+def field(row: Row, kind: str) -> str:
+    """The field with a kind of time: a step that has no backward pass stands with its forward one."""
+    return kind.replace("both", "forward") if row.both is None else kind
+
+
 def seconds(row: Row) -> float | None:
     """What an entry is ranked by: forward and backward, or what it has."""
-    return row.forward if row.both is None else row.both
+    return getattr(row, field(row, "both"))
 
 
 def _order(rows: Sequence[Row], last: str, of: Callable[[Row], float | None]) -> list[str]:
