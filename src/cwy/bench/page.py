@@ -72,7 +72,7 @@ CLAIMS = {
 def claims(folder: Path) -> str:
     """Each of the paper's claims beside what was measured, in Markdown; of a machine without rows nothing is said."""
     lines = [
-        "| the paper | measured on | sizes | forward | forward + backward | rival faster at |",
+        "| the paper | measured on | sizes | forward | forward + backward | the rival wins at |",
         "|---|---|---|---|---|---|",
     ]
     for claim, (bench, rival) in CLAIMS.items():
