@@ -12,6 +12,7 @@ from latex2mathml.converter import convert
 from mkdocs.exceptions import PluginError
 
 import cwy
+from cwy.bench import page as benchmarks
 from cwy.experiments.report import find_runs, write
 from cwy.experiments.report.page import heading, section
 from cwy.experiments.report.panels import arrange
@@ -19,6 +20,7 @@ from cwy.experiments.report.write import elements
 
 log = logging.getLogger("mkdocs.hooks")
 REPORT = r"{{ report (\w+) }}"
+BENCH = r"{{ bench (\w+) }}"
 RECORDS = Path(__file__).parent.parent / "results"
 
 
@@ -48,6 +50,7 @@ def on_post_build(config, **_) -> None:
         out.mkdir(parents=True, exist_ok=True)
         damaged: list[str] = []
         write(find_runs([RECORDS / task], damaged.append), out, damaged)
+    benchmarks.draw(RECORDS / "bench", Path(config["site_dir"]))
     for picture in RECORDS.glob("bench/*/*.png"):
         to = Path(config["site_dir"]) / "results" / picture.relative_to(RECORDS)
         to.parent.mkdir(parents=True, exist_ok=True)
@@ -66,7 +69,8 @@ def mathml(tex: str, display: str) -> str:
 
 
 def on_page_markdown(markdown: str, **_) -> str:
-    return markdown.replace("{{ methods }}", methods_table())
+    markdown = markdown.replace("{{ methods }}", methods_table()).replace("{{ claims }}", benchmarks.claims(RECORDS / "bench"))
+    return re.sub(BENCH, lambda m: benchmarks.section(RECORDS / "bench", m[1]), markdown)
 
 
 def on_page_content(content: str, **_) -> str:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from importlib.util import find_spec
-from inspect import signature
-from pathlib import Path
 from typing import Annotated, Any
 
 from ._version import __version__
-from .bench import BENCHES, Bench
+from .bench import commands as benches
 from .experiments import commands as experiments
-from .terminal import plainly, writable
+from .terminal import plainly
 
 # main says what is missing; the annotations below are read only once typer is there.
 with suppress(ImportError):
@@ -60,76 +57,6 @@ def info(
         _show(found)
 
 
-def _timed(bench: Bench) -> Callable[..., None]:
-    """The command of a benchmark."""
-
-    def command(
-        quick: Annotated[
-            bool, typer.Option("--quick", help="Small sizes, few repeats, no slow entries: under a minute.")
-        ] = False,
-        sizes: Annotated[str | None, typer.Option(metavar="LIST", help="Sizes, in the form above.", show_default=False)] = None,
-        peers: Annotated[str, typer.Option(metavar="NAMES", help="all, none, or packages, as in 'torch,geotorch'.")] = "all",
-        methods: Annotated[str, typer.Option(metavar="NAMES", help="all, none, or methods, as in 'cwy,hr'.")] = "all",
-        nonlinearity: Annotated[
-            str | None,
-            typer.Option(
-                metavar="NAMES",
-                help="all, or some, as in 'abs,relu'; times are compared with the first's.",
-                show_default="modrelu,relu",
-            ),
-        ] = None,
-        only: Annotated[
-            str | None, typer.Option(metavar="NAMES", help="Entries that begin so, as in 'cwy,matrix_exp'.", show_default="all")
-        ] = None,
-        device: Annotated[str, typer.Option(metavar="NAME", help="cpu, cuda, cuda:1, …")] = "cpu",
-        dtype: Annotated[str, typer.Option(metavar="NAME", help="float32, float64, bfloat16 or float16.")] = "float32",
-        repeats: Annotated[
-            int | None, typer.Option(metavar="INT", min=3, help="Samples of each entry.", show_default="10; --quick: 5")
-        ] = None,
-        threads: Annotated[
-            int | None, typer.Option(metavar="INT", min=1, help="CPU threads.", show_default="torch's own choice")
-        ] = None,
-        graphs: Annotated[
-            bool, typer.Option("--graphs/--no-graphs", help="On a GPU, also as CUDA graphs: without the host's share.")
-        ] = True,
-        seed: Annotated[int, typer.Option(metavar="INT", min=0, max=2**32 - 1, help="Draws every input.")] = 0,
-        out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for rows and picture, made if need be.")] = Path("bench"),
-    ) -> None:
-        from rich.console import Console
-
-        from .bench.command import measure, options, show, write
-
-        console = Console(highlight=False, markup=False)
-        with plainly(ValueError):
-            given = (sizes, peers, methods, device, dtype, quick, repeats, threads, seed, nonlinearity, only, graphs)
-            chosen = options(bench, *given)
-        with plainly(OSError, f"cannot write to the folder --out {out}: "):
-            folder = writable(out)
-        rows, stopped = measure(chosen, console)
-        if rows:
-            with plainly(OSError, f"cannot write to {folder}: "):
-                written = write(chosen, rows, folder)
-            show(chosen, rows, written, console)
-        if stopped:
-            told = f"only the {len(rows)} rows that were complete are written" if rows else "nothing was written"
-            console.print(f"Stopped: {told}.")
-            sys.exit(130)
-
-    command.__doc__ = (
-        f"{bench.about}\n\nTimes every method beside its peers; shows a table, writes the rows as CSV and a picture. "
-        f"Sizes are {' or '.join(bench.forms)}, by default {bench.sizes} (with --quick {bench.quick})."
-    )
-    if not bench.nonlinearities:
-        _without(command, "nonlinearity")
-    return command
-
-
-def _without(command: Callable[..., None], name: str) -> None:
-    """Hides an option of a command, which keeps its default."""
-    of = signature(command)
-    command.__signature__ = of.replace(parameters=[p for p in of.parameters.values() if p.name != name])  # pyrefly: ignore
-
-
 COMMANDS = (*experiments.COMMANDS, info)
 
 
@@ -151,10 +78,10 @@ def main() -> None:
     app.callback()(_cwy)
     for command in COMMANDS:
         app.command()(command)
-    benches = typer.Typer(no_args_is_help=True, help="Times every method beside its peers, on this machine.")
-    for bench in BENCHES.values():
-        benches.command(bench.name)(_timed(bench))
-    app.add_typer(benches, name="bench")
+    bench = typer.Typer(no_args_is_help=True, help="Times every method beside its peers, on this machine.")
+    for name, command in benches.COMMANDS.items():
+        bench.command(name)(command)
+    app.add_typer(bench, name="bench")
     data = typer.Typer(no_args_is_help=True, help="The experiments' data sets: fetched, checked by hash, kept in one folder.")
     for command in experiments.DATA:
         data.command(command.__name__.removeprefix("data_"))(command)

@@ -2,7 +2,7 @@
 
 import subprocess
 import time
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import cwy
-from cwy.bench import matrix
+from cwy.bench import figure1c, figure2, matrix, stiefel, table1
 from cwy.bench.entry import Case, Entry, gaussian
 from cwy.bench.graph import record
 from cwy.bench.memory import bounded, peak
@@ -185,16 +185,29 @@ def test_peak_memory_is_the_most_held_at_once():
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_everything_that_torch_has_passes_and_is_timed():
+@pytest.mark.parametrize(
+    ("module", "sizes", "recorded", "not_recorded"),
+    [
+        (matrix, [(64,), (96, 8)], {"matmul", "cwy", "tcwy"}, {"matrix_exp 1"}),
+        (stiefel, [(96, 8)], {"tcwy", "rgd-c-qr"}, set()),
+        (figure1c, [(64,)], {"cwy"}, {"exponential", "cayley"}),
+        (figure2, [(64, 8, 4, 6)], {"cwy, torch", "HR, abs"}, set()),
+        (table1, [(64, 8, 4, 6)], {"cwy", "hr"}, {"exprnn"}),
+    ],
+    ids=lambda given: getattr(given, "__name__", ""),
+)
+def test_on_a_gpu_everything_that_torch_has_passes_and_is_timed(module, sizes, recorded, not_recorded):
     device, rows = torch.device("cuda"), []
     wanted = lambda one: one.package in ("torch", "cwy")
-    run("matrix", matrix.entries, [(64,), (96, 8)], wanted, torch.float32, context(device, 0), SHORT, rows)
-    assert {row.status for row in rows} == {"ok"}, [row.reason for row in rows]
-    assert all(row.forward > 0 and row.memory > 0 for row in rows)
+    effort = replace(SHORT, counts=True)
+    run("trial", module.entries, sizes, wanted, torch.float32, context(device, 0), effort, rows)
+    assert {row.status for row in rows} <= {"ok", "skipped"}, [row.reason for row in rows]
+    timed = [row for row in rows if row.status == "ok"]
+    assert all(row.forward > 0 and row.memory > 0 and row.forward_flops > 0 for row in timed)
+    graphs = {row.entry for row in timed if row.forward_graph}
+    assert recorded <= graphs
+    assert not_recorded.isdisjoint(graphs)
     assert peak(lambda: torch.empty(1 << 20, device=device), device) == 4 << 20
-    graphs = {(row.entry, row.size): (row.forward_graph, row.both_graph) for row in rows}
-    assert all(min(graphs[name]) > 0 for name in [("matmul", "64"), ("cwy", "64"), ("tcwy", "96x8")])
-    assert graphs["matrix_exp 1", "64"] == (None, None)
 
 
 @pytest.mark.gpu

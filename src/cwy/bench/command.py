@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -38,6 +38,7 @@ class Options:
     effort: Effort
     threads: int | None
     seed: int
+    entries: Callable[[Size], Sequence[Entry]]
     nonlinearities: tuple[str, ...] = ()
 
     def baseline(self, size: Size) -> str:
@@ -68,14 +69,14 @@ def options(
     if dtype not in DTYPES:
         raise ValueError(f"--dtype: {dtype!r} is not known. {near(dtype, DTYPES)}")
     functions = _nonlinearities(bench, nonlinearity)
-    effort = replace(QUICK if quick else FULL, graphs=graphs)
+    effort = replace(QUICK if quick else FULL, graphs=graphs, counts=bench.counts)
 
     starts = tuple(part.strip() for part in (only or "").split(","))
 
     def wanted(entry: Entry) -> bool:
         if not entry.name.startswith(starts):
             return False
-        if entry.nonlinearity and entry.nonlinearity not in functions:
+        if functions and entry.nonlinearity and entry.nonlinearity not in functions:
             return False
         ours = entry.group == "ours"
         return entry.group == "floor" or (entry.method in {*names, ""} if ours else entry.package in packages)
@@ -88,11 +89,12 @@ def options(
         bench,
         chosen,
         wanted,
-        _device(device),
+        find_device(device),
         getattr(torch, dtype),
         effort if repeats is None else replace(effort, repeats=repeats),
         threads,
         seed,
+        _module(bench).entries,
         functions,
     )
 
@@ -121,9 +123,7 @@ def measure(chosen: Options, console: Console) -> tuple[list[Row], bool]:
                 done = chosen.sizes.index(size) + part
                 bar.update(task, completed=done, description=f"{show_size(size):>10}  {what:32}")
 
-            run(
-                bench.name, _module(bench).entries, chosen.sizes, chosen.wanted, chosen.dtype, where, chosen.effort, rows, watch
-            )
+            run(bench.name, chosen.entries, chosen.sizes, chosen.wanted, chosen.dtype, where, chosen.effort, rows, watch)
     except KeyboardInterrupt:
         return rows, True
     return rows, False
@@ -137,12 +137,13 @@ def write(chosen: Options, rows: list[Row], folder: Path) -> list[Path]:
     for form, sizes, found in _by_form(chosen, rows):
         suffix = "" if form == bench.forms[0] else f"-{form}"
         written.append(folder / f"{bench.name}{suffix}.png")
-        figure.draw(found, sizes, form, bench.about.rstrip("."), chosen.baseline(sizes[-1]), written[-1])
+        figure.draw(found, sizes, form, bench.about.rstrip("."), chosen.baseline(sizes[-1]), written[-1], bench.means)
     return written
 
 
 def show(chosen: Options, rows: list[Row], written: list[Path], console: Console) -> None:
     """Shows the tables, what they say, what got no time, and where the files are."""
+    bench = chosen.bench
     for form, sizes, found in _by_form(chosen, rows):
         graphs = [kind for kind in ("forward_graph", "both_graph") if any(getattr(row, kind) for row in found)]
         for kind in [*(["both"] if len(sizes) > 1 else []), *graphs]:
@@ -152,6 +153,8 @@ def show(chosen: Options, rows: list[Row], written: list[Path], console: Console
         baseline = chosen.baseline(sizes[-1])
         console.print(table.detail(last, baseline, sizes[-1][-1] if form.endswith("T") else None))
         console.print(table.findings(last, baseline), end="\n\n")
+        if paper := getattr(_module(bench), "paper", None):
+            console.print(table.costs(last, paper(sizes[-1])), end="\n\n")
     if any(row.status != "ok" for row in rows):
         console.print(table.untimed(rows), end="\n\n")
     for path in written:
@@ -201,7 +204,7 @@ def _nonlinearities(bench: Bench, text: str | None) -> tuple[str, ...]:
     return tuple(sorted(chosen, key=lambda name: asked.index(name) if name in asked else 0))
 
 
-def _device(name: str) -> torch.device:
+def find_device(name: str) -> torch.device:
     here = ["cpu", *(["cuda", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))] if torch.cuda.is_available() else [])]
     if name not in here:
         hint = near(name, here).replace("Known:", "Here:")

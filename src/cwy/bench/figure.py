@@ -13,25 +13,30 @@ from matplotlib.ticker import NullLocator
 
 from .rows import Row
 from .sizes import Size, show
-from .table import KINDS, times
+from .table import KINDS, field, seconds, times
 
 # Colours that colour-blind readers can tell apart: one of Okabe and Ito's for the first of ours, then Tol's "muted".
 BLUE, SKY, ORANGE = "#0072B2", "#88CCEE", "#E69F00"
 OURS = (BLUE, SKY, "#CC6677", "#44AA99", "#882255", "#999933", "#AA4499", "#117733", "#DDCC77", "#332288")
 MARKERS = "osD^vP*X<>hdp"
+LIMIT = {"color": "#0072B2", "linestyle": (0, (1, 3)), "linewidth": 1.5}
 DASHES = ((0, (5, 2)), (0, (6, 2, 1, 2)), (0, (2, 2)), (0, (9, 2)))
 
 
-def draw(rows: Sequence[Row], sizes: Sequence[Size], form: str, title: str, baseline: str, path: Path) -> None:
-    """Draws rows of sizes of one form, e.g. "NxM", into a PNG that appears whole or not at all."""
-    figure = _lines(rows, sizes, form) if len(sizes) > 1 else _bars(rows, baseline)
+def draw(
+    rows: Sequence[Row], sizes: Sequence[Size], form: str, title: str, baseline: str, path: Path, means: bool = False
+) -> None:
+    """Draws rows of sizes of one form, e.g. "NxM", into a PNG that appears whole or not at all.
+
+    With ``means`` the lines are means with their standard errors, else medians with quartiles.
+    """
+    figure = _lines(rows, sizes, form, baseline, means) if len(sizes) > 1 else _bars(rows, baseline)
     if len(sizes) > 1:
         figure.suptitle(title)
     else:
         # Below the legend, which an outer title would cover.
-        figure.axes[0].set_title(f"{title}: {_named(form, sizes[0])}")
-    alike = all(size[1:] == sizes[0][1:] for size in sizes)
-    listed = "" if alike else f"{form}: {', '.join(map(show, sizes))}\n"
+        figure.axes[0].set_title(f"{title}\n{_named(form, sizes[0])}")
+    listed = "" if _along(sizes, form)[1] else f"{form}: {', '.join(map(show, sizes))}\n"
     figure.supxlabel(listed + caption(rows[0]), fontsize="small", color="0.4")
     partial = path.with_name(f".{path.name}.partial")
     try:
@@ -54,38 +59,47 @@ def _named(form: str, size: Size, skip: int = 0) -> str:
     return ", ".join(f"{letter} = {value}" for letter, value in [*zip(form.split("x"), size, strict=True)][skip:])
 
 
-def _lines(rows: Sequence[Row], sizes: Sequence[Size], form: str) -> Figure:
+def _along(sizes: Sequence[Size], form: str) -> tuple[int | None, str]:
+    """The place of the letter that lines run along, N if they can, and the axis' name, empty if other letters vary too."""
+    letters = form.split("x")
+    for i, letter in enumerate(letters):
+        if len({size[i] for size in sizes}) == len(sizes):
+            others = [(a, {size[j] for size in sizes}) for j, a in enumerate(letters) if j != i]
+            if all(len(values) == 1 for _, values in others):
+                fixed = ", ".join(f"{a} = {values.pop()}" for a, values in others)
+                return i, f"{letter} ({fixed})" if fixed else letter
+    return (0 if len({size[0] for size in sizes}) == len(sizes) else None), ""
+
+
+def _lines(rows: Sequence[Row], sizes: Sequence[Size], form: str, baseline: str, means: bool) -> Figure:
     kinds = ["forward", "both", *(["both_graph"] if any(row.both_graph for row in rows) else [])]
     figure = Figure(figsize=(4 + 4 * len(kinds), 6.5), layout="constrained")
     panels = figure.subplots(1, len(kinds), sharey=True)
     names = [show(size) for size in sizes]
-    # Of a recurrence the time of a step is drawn. Over N where each N is there once; else side by side.
+    # Of a recurrence the time of a step is drawn.
     steps = {show(size): size[-1] if form.endswith("T") else 1 for size in sizes}
-    unit = 1e6 if form.endswith("T") else 1e3
-    over_n = len({size[0] for size in sizes}) == len(sizes)
-    at = dict(zip(names, [size[0] for size in sizes] if over_n else range(len(sizes)), strict=True))
-    alike = all(size[1:] == sizes[0][1:] for size in sizes)
-    fixed = _named(form, sizes[0], skip=1) if alike else ""
-    along = (f"N ({fixed})" if fixed else "N") if over_n else form
-    styles = _styles(rows)
+    unit = {name: (1e6 if form.endswith("T") else 1e3) / count for name, count in steps.items()}
+    along, label = _along(sizes, form)
+    at = dict(zip(names, range(len(sizes)) if along is None else [size[along] for size in sizes], strict=True))
+    styles = _styles(rows, baseline)
     for axes, kind in zip(panels, kinds, strict=True):
         for entry, style in styles.items():
-            timed = [row for row in rows if row.entry == entry and getattr(row, kind) is not None]
+            timed = [row for row in rows if row.entry == entry and getattr(row, field(row, kind)) is not None]
             timed.sort(key=lambda row: at[row.size])
-            scale = [unit / steps[row.size] for row in timed]
-            middle = [getattr(row, kind) * by for row, by in zip(timed, scale, strict=True)]
-            spread = [
-                [abs(getattr(row, f"{kind}_{end}") - getattr(row, kind)) * by for row, by in zip(timed, scale, strict=True)]
-                for end in ("q1", "q3")
-            ]
-            axes.errorbar([at[row.size] for row in timed], middle, yerr=spread, label=entry, **style)
-        axes.set(title=KINDS[kind], yscale="log", xlabel=along)
-        axes.set_xscale("log" if over_n else "linear")
-        axes.set_xticks(list(at.values()), [str(n) for n in at.values()] if over_n else names)
+            middle, below, above = (
+                [x * unit[row.size] for row, x in zip(timed, xs, strict=True)] for xs in _spread(timed, kind, means)
+            )
+            axes.errorbar([at[row.size] for row in timed], middle, yerr=[below, above], label=entry, **style)
+        bound = {size: seconds * unit[size] for size, seconds in limit(rows, baseline, kind).items()}
+        if bound:
+            axes.plot([at[size] for size in bound], bound.values(), label=f"{baseline} at the product's rate", **LIMIT)
+        axes.set(title=KINDS[kind], yscale="log", xlabel=form if along is None else label or form[0])
+        axes.set_xscale("linear" if along is None else "log")
+        axes.set_xticks(list(at.values()), names if along is None else [str(n) for n in at.values()])
         axes.xaxis.set_minor_locator(NullLocator())
         axes.grid(which="major", alpha=0.3)
     timed = "a step, µs" if form.endswith("T") else "a call, ms"
-    panels[0].set_ylabel(f"time {timed} (median and quartiles)")
+    panels[0].set_ylabel(f"time {timed} ({'mean and standard error' if means else 'median and quartiles'})")
     panels[0].yaxis.set_major_formatter("{x:g}")
     handles = dict(zip(*reversed(panels[0].get_legend_handles_labels()), strict=True))
     last = {row.entry: row.both or row.forward or 0 for row in rows if row.size == names[-1]}
@@ -96,9 +110,32 @@ def _lines(rows: Sequence[Row], sizes: Sequence[Size], form: str) -> Figure:
     return figure
 
 
-def _styles(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
-    """Ours in colour and solid; peers grey, thin, each package with its dashes; the floor dotted."""
-    groups = {row.entry: row.group for row in rows if row.status == "ok"}
+def _spread(timed: Sequence[Row], kind: str, means: bool) -> tuple[list[float], list[float], list[float]]:
+    """What is drawn of each row, and how far its whiskers reach down and up."""
+    fields = [(row, field(row, kind)) for row in timed]
+    if means:
+        errors = [getattr(row, f"{name}_se") for row, name in fields]
+        return [getattr(row, f"{name}_mean") for row, name in fields], errors, errors
+    middle, low, high = ([getattr(row, f"{name}{end}") for row, name in fields] for end in ("", "_q1", "_q3"))
+    below, above = ([abs(x - y) for x, y in zip(middle, ends, strict=True)] for ends in (low, high))
+    return middle, below, above
+
+
+def limit(rows: Sequence[Row], baseline: str, kind: str) -> dict[str, float]:
+    """Seconds that the operations of an entry would take at the rate of the plain product of its size, by size."""
+    kind = kind.removesuffix("_graph")
+    work = f"{kind}_flops"
+    floors = {row.size: row for row in rows if row.group == "floor" and row.forward and row.forward_flops}
+    return {
+        row.size: getattr(row, work) * (floors[row.size].forward or 0) / (floors[row.size].forward_flops or 1)
+        for row in rows
+        if row.entry == baseline and row.size in floors and getattr(row, work)
+    }
+
+
+def _styles(rows: Sequence[Row], baseline: str) -> dict[str, dict[str, Any]]:
+    """Ours in colour and solid, the baseline thick; peers grey, thin, each package with its dashes; the floor dotted."""
+    groups = {row.entry: row.group for row in sorted(rows, key=lambda row: row.entry != baseline) if row.status == "ok"}
     packages = {row.entry: row.package.split()[0] for row in rows}
     dashes = dict(
         zip(dict.fromkeys(packages[e] for e, group in groups.items() if group == "peer"), cycle(DASHES), strict=False)
@@ -126,24 +163,17 @@ def _styles(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
 
 
 def _bars(rows: Sequence[Row], baseline: str) -> Figure:
-    timed = sorted((row for row in rows if row.forward), key=lambda row: -(row.both or row.forward or 0))
+    timed = sorted((row for row in rows if row.forward), key=lambda row: -(seconds(row) or 0))
     figure = Figure(figsize=(10, 1.8 + 0.34 * len(timed)), layout="constrained")
     axes = figure.subplots()
     colours = {"ours": SKY, "peer": "0.8", "floor": "0.4"}
     reference = next((row.both for row in timed if row.entry == baseline), None)
-    for i, row in enumerate(timed):
-        if row.both is not None and row.both_q1 is not None and row.both_q3 is not None:
-            spread = [[(row.both - row.both_q1) * 1e3], [(row.both_q3 - row.both) * 1e3]]
-            colour = BLUE if row.entry == baseline else colours[row.group]
-            axes.barh(i, row.both * 1e3, xerr=spread, color=colour, ecolor="0.2", capsize=2)
-            if reference and row.entry != baseline:
-                axes.annotate(
-                    f"{times(row.both / reference)}×",
-                    (row.both_q3 * 1e3, i),
-                    xytext=(6, 0),
-                    textcoords="offset points",
-                    va="center",
-                )
+    for i, (row, middle, below, above) in enumerate(zip(timed, *_spread(timed, "both", False), strict=True)):
+        colour = BLUE if row.entry == baseline else colours[row.group]
+        axes.barh(i, middle * 1e3, xerr=[[below * 1e3], [above * 1e3]], color=colour, ecolor="0.2", capsize=2)
+        if reference and row.entry != baseline:
+            ratio, end = f"{times(middle / reference)}×", ((middle + above) * 1e3, i)
+            axes.annotate(ratio, end, xytext=(6, 0), textcoords="offset points", va="center")
         axes.plot((row.forward or 0) * 1e3, i, "D", color=ORANGE, markeredgecolor="black", markersize=6, zorder=4)
     axes.set_yticks(range(len(timed)), [row.entry for row in timed])
     axes.set(xscale="log", xlabel="forward + backward, ms (median; whiskers: quartiles)")

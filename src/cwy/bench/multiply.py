@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from .. import ops
-from ..parametrizations import OrthogonalMap
 from ..registry import Method
 from ..testing import double
 from .entry import Case, Entry, gaussian
-from .ours import case, serving, takes, weight_dtype
+from .ours import case, multiplies_unformed, serving, takes, weight_dtype
 from .sizes import Size
 
 
@@ -47,8 +46,7 @@ def _ours(n: int, count: int, batch: int) -> list[Entry]:
     for name, method in serving(n, n).items():
         options = {option: count for option in ("reflections", "layers") if takes(method, option)}
         # The others form Q first; what that costs, the benchmark `matrix` says.
-        unformed = method.build._times is not OrthogonalMap._times
-        if unformed and weight_dtype(method, n, n, torch.float32, **options) is not None:
+        if multiplies_unformed(method) and weight_dtype(method, n, n, torch.float32, **options) is not None:
             found.append(_method(name, method, n, batch, options))
     return found
 

@@ -24,6 +24,11 @@ def takes(method: Method, option: str) -> bool:
     return option in inspect.signature(method.build).parameters
 
 
+def multiplies_unformed(method: Method) -> bool:
+    """Whether a method multiplies vectors without forming Q."""
+    return method.build._times is not OrthogonalMap._times
+
+
 def weight_dtype(method: Method, n: int, m: int, dtype: torch.dtype, **options) -> torch.dtype | None:
     """The dtype of the weight that a method makes: complex where it serves no other, None if it refuses these options."""
     for one in (dtype, dtype.to_complex()) if method.complex else (dtype,):
@@ -49,7 +54,7 @@ def case(
     n: int,
     m: int,
     use: Callable[[OrthogonalMap], Callable[..., Tensor]],
-    measure: Callable[[Tensor], float],
+    measure: Callable[[Tensor], float] | None,
     dtype: torch.dtype,
     device: torch.device,
     *more: Tensor,
@@ -59,7 +64,7 @@ def case(
 
     Args:
         use: what of the map is timed, e.g. its ``multiply``.
-        measure: the orthogonality error of the result.
+        measure: the orthogonality error of the result; None if that is not orthogonal.
         more: inputs beside the free parameters.
     """
     chart = method.build(n, m, dtype=dtype, device=device, **options)

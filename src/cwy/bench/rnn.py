@@ -49,7 +49,7 @@ def entries(size: Size) -> list[Entry]:
         found += [_backend(size, backend, f) for backend in dispatch.backends("rollout")["rollout"]]
         if not count:
             found += _modes(n, batch, steps, f)
-        found += [_eager(size, f), _eager(size, f, indexed=True), _one_at_a_time(size, f)]
+        found += [_eager(size, f), _eager(size, f, indexed=True), one_at_a_time(size, f)]
     fused = [_fused(n, batch, steps, name, how) for name in ("RNN", "GRU", "LSTM") for how in (None, *REDUCED)]
     return [*found, *fused]
 
@@ -151,7 +151,7 @@ def _products(n: int, batch: int, steps: int) -> Entry:
     return Entry("products", about, make, group="floor", differentiable=False)
 
 
-def _one_at_a_time(size: Size, f: str) -> Entry:
+def one_at_a_time(size: Size, f: str) -> Entry:
     n, *given, batch, steps = size
     count = given[0] if given else n
     define, threshold = NONLINEARITIES[f].define, NONLINEARITIES[f].threshold
@@ -171,8 +171,8 @@ def _one_at_a_time(size: Size, f: str) -> Entry:
 
     def make(dtype: torch.dtype, device: torch.device) -> Case:
         v = gaussian(n, count, dtype=dtype, device=device)
-        x, h0, b = _states(n, batch, steps, f, dtype, device)
-        x = _off_kinks(f, x, h0, [ops.cwy_matrix(double(v))], b)
+        x, h0, b = draw_states(n, batch, steps, f, dtype, device)
+        x = off_kinks(f, x, h0, [ops.cwy_matrix(double(v))], b)
         return Case(partial(call, h0), (x, v, b), partial(call, double(h0)), None)
 
     about = f"each step: ops.cwy_multiply(v, h, backend='reference'), then + x[t] and {f}; autograd"
@@ -189,13 +189,13 @@ def _fused(n: int, batch: int, steps: int, kind: str, reduced: str | None = None
     def make(dtype: torch.dtype, device: torch.device) -> Case:
         like = {"dtype": half or dtype, "device": device}
         module = getattr(nn, kind)(n, n, **({"nonlinearity": "relu"} if kind == "RNN" else {}), **like)
-        x, h0, _ = _states(n, batch, steps, "relu", **like)
+        x, h0, _ = draw_states(n, batch, steps, "relu", **like)
         with torch.no_grad():
             if kind == "RNN":
                 # The map is still multiplied by; as the identity it leaves x where it was moved to.
                 module.weight_ih_l0.copy_(torch.eye(n, **like))
                 module.weight_hh_l0.copy_(init.haar(n, device=device))
-                x = _off_kinks("relu", x, h0, [module.weight_hh_l0], module.bias_ih_l0 + module.bias_hh_l0)
+                x = off_kinks("relu", x, h0, [module.weight_hh_l0], module.bias_ih_l0 + module.bias_hh_l0)
         run: Callable[..., tuple[Tensor, ...]] = {"RNN": torch.rnn_relu, "GRU": torch.gru, "LSTM": torch.lstm}[kind]
         # Detached, the weights still lie in the one piece of memory that cuDNN wants.
         weights = [weight.detach() for weight in module.all_weights[0]]
@@ -224,11 +224,13 @@ def _problem(size: Size, f: str, dtype: torch.dtype, device: torch.device, seed:
         q = [factor.to(dtype) for factor in ops.wy_factors(gaussian(n, count[0], dtype=dtype, device=device).float())]
     else:
         q = [init.haar(n, dtype=torch.promote_types(dtype, torch.float32), device=device).to(dtype)]
-    x, h0, b = _states(n, batch, steps, f, dtype, device)
-    return (_off_kinks(f, x, h0, q, b), *q, b), h0
+    x, h0, b = draw_states(n, batch, steps, f, dtype, device)
+    return (off_kinks(f, x, h0, q, b), *q, b), h0
 
 
-def _states(n: int, batch: int, steps: int, f: str, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+def draw_states(
+    n: int, batch: int, steps: int, f: str, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor]:
     """x, h0 and b, so that states neither vanish nor grow: what keeps the norm adds up its inputs, what damps forgets them."""
     like = {"dtype": dtype, "device": device}
     std = steps**-0.5 if f in ("abs", "identity") else 1.0
@@ -236,7 +238,7 @@ def _states(n: int, batch: int, steps: int, f: str, dtype: torch.dtype, device: 
     return gaussian(steps, batch, n, std=std, **like), gaussian(batch, n, **like), b
 
 
-def _off_kinks(f: str, x: Tensor, h0: Tensor, q: list[Tensor], b: Tensor) -> Tensor:
+def off_kinks(f: str, x: Tensor, h0: Tensor, q: list[Tensor], b: Tensor) -> Tensor:
     """x, changed where z would come within the margin of a kink: 0, for modReLU -b."""
     if f in SMOOTH:
         return x

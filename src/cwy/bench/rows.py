@@ -59,6 +59,7 @@ class Row(Context):
         both, …: the same of forward and backward.
         forward_graph, both_graph, …: the same of both, replayed as CUDA graphs; None where they can't be recorded.
         memory: bytes, the peak of forward and backward beyond the inputs.
+        forward_flops, both_flops: operations, where they were counted.
         error, gradient_error: against float64, relative to its norm.
         orthogonality: of a matrix max|QᴴQ - I|, of a product max|‖Qx‖/‖x‖ - 1|.
     """
@@ -97,6 +98,8 @@ class Row(Context):
     both_graph_se: float | None = None
     both_graph_repeats: int | None = None
     memory: int | None = None
+    forward_flops: int | None = None
+    both_flops: int | None = None
     error: float | None = None
     gradient_error: float | None = None
     orthogonality: float | None = None

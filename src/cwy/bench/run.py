@@ -15,6 +15,7 @@ from torch import Tensor
 from .. import __version__
 from .check import Accuracy, CheckFailed, accuracy, alike, judge
 from .entry import Entry
+from .flops import count
 from .graph import record
 from .memory import bounded, peak
 from .peers import why_missing
@@ -38,6 +39,7 @@ class Ready:
     dtype: torch.dtype
     accuracy: Accuracy
     memory: int
+    flops: dict[str, int]
     timers: dict[str, Timer]
     """By the field of a row that they fill."""
 
@@ -164,7 +166,8 @@ def prepare(entry: Entry, dtype: torch.dtype, device: torch.device, seed: int, e
             if recorded is not None and alike(recorded.result, expected[name], gate):
                 timers[f"{name}_graph"] = Timer(recorded.replay, device)
                 timers[f"{name}_graph"].calibrate(effort)
-    return Ready(entry, out.dtype, errors, memory[0], timers)
+    flops = count(entry, case, dtype) if effort.counts else {}
+    return Ready(entry, out.dtype, errors, memory[0], flops, timers)
 
 
 def _first(call: Callable, device: torch.device, limit: float, what: str):
@@ -180,7 +183,8 @@ def _first(call: Callable, device: torch.device, limit: float, what: str):
 
 
 def _measured(ready: Ready) -> dict[str, Any]:
-    values: dict[str, Any] = {"status": "ok", "dtype": _name(ready.dtype), "memory": ready.memory, **asdict(ready.accuracy)}
+    values: dict[str, Any] = {"status": "ok", "dtype": _name(ready.dtype), "memory": ready.memory}
+    values |= {**asdict(ready.accuracy), **ready.flops}
     for name, timer in ready.timers.items():
         low, middle, high = timer.quartiles()
         mean, se = timer.mean()

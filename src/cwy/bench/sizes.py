@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 
 Size = tuple[int, ...]
-"""The numbers of a size, in the order of its form; a square matrix is (N,)."""
+"""The numbers of a size, in the order of its form; a square matrix is (N,) where that is a form."""
 
 _ONE = re.compile(r"\d+(?:[x×]\d+)*", re.IGNORECASE)
 
@@ -48,7 +48,7 @@ def _parse(one: str, forms: Sequence[str]) -> Size:
     for letter, value in zip(letters, size, strict=True):
         if letter not in "BT" and value > size[0]:
             raise ValueError(f"--sizes: in {one!r}, {letter} = {value} is above N = {size[0]}. Give {_allowed(forms)}.")
-    return size[:1] if letters == ["N", "M"] and size[0] == size[1] else size
+    return size[:1] if "N" in forms and letters == ["N", "M"] and size[0] == size[1] else size
 
 
 def _allowed(forms: Sequence[str]) -> str:

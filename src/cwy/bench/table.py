@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
@@ -23,12 +23,13 @@ STYLES = {"ours": "bold", "peer": "", "floor": "dim"}
 
 def overview(rows: Sequence[Row], sizes: Sequence[Size], kind: str = "both") -> Table:
     """One kind of time at every size, a row an entry, the fastest at the largest size first."""
-    timed = {(row.entry, row.size): row for row in rows if getattr(row, kind)}
-    view = _table(f"{KINDS[kind]}, ms", "entry", *(show(size) for size in sizes))
-    for name in _order(list(timed.values()), show(sizes[-1]), kind):
+    of = lambda row: getattr(row, field(row, kind))
+    timed = {(row.entry, row.size): row for row in rows if of(row)}
+    view = blank(f"{KINDS[kind]}, ms", "entry", *(show(size) for size in sizes))
+    for name in _order(list(timed.values()), show(sizes[-1]), of):
         found = [timed.get((name, show(size))) for size in sizes]
         first = next(row for row in found if row)
-        cells = (_or(getattr(row, kind) if row else None, _ms) for row in found)
+        cells = (_or(of(row) if row else None, ms) for row in found)
         view.add_row(marked(first), *cells, style=STYLES[first.group])
     return view
 
@@ -39,17 +40,17 @@ def detail(rows: Sequence[Row], baseline: str, steps: int | None = None) -> Tabl
     ``±`` is half the distance between the quartiles, relative to the median. With ``steps``, the last column is the time
     of one of them, forward and backward; else it is the orthogonality error.
     """
-    timed = sorted((row for row in rows if _time(row)), key=lambda row: _time(row) or 0)
+    timed = sorted((row for row in rows if seconds(row)), key=lambda row: seconds(row) or 0)
     reference = next((row for row in timed if row.entry == baseline), None)
     headings = ("forward\nms", "fwd+bwd\nms", "±", f"× {baseline}".replace(", ", ",\n"), "peak\nMB", "error", "grad.\nerror")
-    view = _table(f"Size {rows[0].size}", "entry", *headings, "orth.\nerror" if steps is None else "µs a\nstep")
+    view = blank(f"Size {rows[0].size}", "entry", *headings, "orth.\nerror" if steps is None else "µs a\nstep")
     for row in timed:
         low, high, middle = (
             (row.forward_q1, row.forward_q3, row.forward) if row.both is None else (row.both_q1, row.both_q3, row.both)
         )
         cells = [
-            _or(row.forward, _ms),
-            _or(row.both, _ms),
+            _or(row.forward, ms),
+            _or(row.both, ms),
             "" if low is None or high is None or not middle else f"{(high - low) / 2 / middle:.0%}",
             _ratio(row, reference),
             _or(row.memory, lambda size: f"{size / 1e6:.3g}" if size < 1e9 else f"{size / 1e6:.0f}"),
@@ -57,6 +58,25 @@ def detail(rows: Sequence[Row], baseline: str, steps: int | None = None) -> Tabl
             _or(row.orthogonality, _error) if steps is None else _or(row.both, lambda both: f"{both / steps * 1e6:.3g}"),
         ]
         view.add_row(marked(row), *cells, style=STYLES[row.group])
+    return view
+
+
+def costs(rows: Sequence[Row], paper: Mapping[str, tuple[str, float]]) -> Table:
+    """What the paper says that a forward pass costs, and what it does, each also as a multiple of the least."""
+    found = sorted((row for row in rows if row.entry in paper and row.status == "ok"), key=lambda row: row.forward_flops or 0)
+    view = blank(
+        f"The paper's count at {rows[0].size}", "entry", "formula", "Mflop", "×", "counted\nMflop", "×", "forward\nms", "×"
+    )
+    columns = [[paper[row.entry][1] for row in found], [row.forward_flops for row in found], [row.forward for row in found]]
+    least = [min((value for value in column if value), default=1) for column in columns]
+    for row, *values in zip(found, *columns, strict=True):
+        shown = (lambda x: f"{x / 1e6:.3g}", lambda x: f"{x / 1e6:.3g}", ms)
+        cells = [
+            cell
+            for value, write, by in zip(values, shown, least, strict=True)
+            for cell in (_or(value, write), _or(value, lambda x, by=by: times(x / by)))
+        ]
+        view.add_row(marked(row), paper[row.entry][0], *cells, style=STYLES[row.group])
     return view
 
 
@@ -70,11 +90,11 @@ def findings(rows: Sequence[Row], baseline: str) -> str:
     ours = next((row for row in rows if row.entry == baseline and row.both), None)
     if ours is None or ours.both is None:
         return f"{baseline} has no time at {rows[0].size}."
-    told = f"At {ours.size}, {baseline} takes {_ms(ours.both)} ms forward + backward"
+    told = f"At {ours.size}, {baseline} takes {ms(ours.both)} ms forward + backward"
     floor = next((row for row in rows if row.group == "floor" and row.both), None)
     if floor and floor.both:
-        told += f", {times(ours.both / floor.both)} times one plain product"
-    ratios = sorted((row.both / ours.both, row.entry) for row in rows if row.group == "peer" and row.both)
+        told += f", {times(ours.both / floor.both)} times {floor.entry}"
+    ratios = sorted(((seconds(row) or 0) / ours.both, row.entry) for row in rows if row.group == "peer" and seconds(row))
     named = [f"{name} ({times(ratio)}×)" for ratio, name in ratios]
     faster = sum(ratio < 1 for ratio, _ in ratios)
     if not named:
@@ -99,28 +119,33 @@ def untimed(rows: Sequence[Row]) -> Text:
     return Text("\n".join(lines))
 
 
-def _table(title: str, *headings: str) -> Table:
+def blank(title: str, *headings: str) -> Table:
+    """A table without rows, its first column to the left."""
     view = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=0, show_edge=False)
     for i, heading in enumerate(headings):
         view.add_column(heading, justify="right" if i else "left", no_wrap=True)
     return view
 
 
-def _time(row: Row) -> float | None:
+def field(row: Row, kind: str) -> str:
+    """The field with a kind of time: a step that has no backward pass stands with its forward one."""
+    return kind.replace("both", "forward") if row.both is None else kind
+
+
+def seconds(row: Row) -> float | None:
     """What an entry is ranked by: forward and backward, or what it has."""
-    return row.forward if row.both is None else row.both
+    return getattr(row, field(row, "both"))
 
 
-def _order(rows: Sequence[Row], last: str, kind: str) -> list[str]:
+def _order(rows: Sequence[Row], last: str, of: Callable[[Row], float | None]) -> list[str]:
     """Entries by their time at the last size, then those that have none there."""
-    ranked = sorted(rows, key=lambda row: (row.size != last, getattr(row, kind)))
+    ranked = sorted(rows, key=lambda row: (row.size != last, of(row)))
     return list(dict.fromkeys(row.entry for row in ranked))
 
 
 def _ratio(row: Row, reference: Row | None) -> str:
-    if reference is None or reference.both is None or row.both is None:
-        return "–"
-    return times(row.both / reference.both)
+    ours, theirs = seconds(reference) if reference else None, seconds(row)
+    return times(theirs / ours) if ours and theirs else "–"
 
 
 def times(ratio: float) -> str:
@@ -137,15 +162,15 @@ def _or(value: float | None, write: Callable[[float], str]) -> str:
     return "–" if value is None else write(value)
 
 
-def _ms(seconds: float) -> str:
+def ms(duration: float) -> str:
     """Milliseconds with three digits.
 
     Example:
-        >>> _ms(0.0123456), _ms(12.3456)
+        >>> ms(0.0123456), ms(12.3456)
         ('12.3', '12346')
     """
-    ms = seconds * 1e3
-    return f"{ms:.0f}" if ms >= 99.95 else f"{ms:#.3g}".rstrip(".")
+    value = duration * 1e3
+    return f"{value:.0f}" if value >= 99.95 else f"{value:#.3g}".rstrip(".")
 
 
 def _error(value: float) -> str:

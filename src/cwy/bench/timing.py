@@ -26,6 +26,7 @@ class Effort:
         limit: seconds; an entry of which one call takes longer is skipped.
         total: seconds; an entry not begun by then is skipped, and so is a size not begun by half of it.
         graphs: whether, on a GPU, calls are timed as CUDA graphs too.
+        counts: whether operations are counted.
     """
 
     repeats: int
@@ -34,6 +35,7 @@ class Effort:
     limit: float
     total: float = math.inf
     graphs: bool = True
+    counts: bool = False
 
 
 FULL = Effort(repeats=10, shortest=0.02, budget=4.0, limit=5.0)

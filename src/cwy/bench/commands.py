@@ -1,0 +1,150 @@
+"""The commands ``cwy bench …``: what they take, and where it goes. What is heavy is imported when one runs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from inspect import signature
+from pathlib import Path
+from typing import Annotated
+
+from ..terminal import plainly, writable
+from . import BENCHES, Bench
+
+# The command line says what is missing; the annotations below are read only once typer is there.
+with suppress(ImportError):
+    import typer
+
+
+def _timed(bench: Bench) -> Callable[..., None]:
+    """The command of a benchmark."""
+
+    def command(
+        quick: Annotated[
+            bool, typer.Option("--quick", help="Small sizes, few repeats, no slow entries: under a minute.")
+        ] = False,
+        sizes: Annotated[str | None, typer.Option(metavar="LIST", help="Sizes, in the form above.", show_default=False)] = None,
+        peers: Annotated[str, typer.Option(metavar="NAMES", help="all, none, or packages, as in 'torch,geotorch'.")] = "all",
+        methods: Annotated[str, typer.Option(metavar="NAMES", help="all, none, or methods, as in 'cwy,hr'.")] = "all",
+        nonlinearity: Annotated[
+            str | None,
+            typer.Option(
+                metavar="NAMES",
+                help="all, or some, as in 'abs,relu'; times are compared with the first's.",
+                show_default="modrelu,relu",
+            ),
+        ] = None,
+        only: Annotated[
+            str | None, typer.Option(metavar="NAMES", help="Entries that begin so, as in 'cwy,matrix_exp'.", show_default="all")
+        ] = None,
+        device: Annotated[str, typer.Option(metavar="NAME", help="cpu, cuda, cuda:1, …")] = "cpu",
+        dtype: Annotated[str, typer.Option(metavar="NAME", help="float32, float64, bfloat16 or float16.")] = "float32",
+        repeats: Annotated[
+            int | None, typer.Option(metavar="INT", min=3, help="Samples of each entry.", show_default="10; --quick: 5")
+        ] = None,
+        threads: Annotated[
+            int | None, typer.Option(metavar="INT", min=1, help="CPU threads.", show_default="torch's own choice")
+        ] = None,
+        graphs: Annotated[
+            bool, typer.Option("--graphs/--no-graphs", help="On a GPU, also as CUDA graphs: without the host's share.")
+        ] = True,
+        seed: Annotated[int, typer.Option(metavar="INT", min=0, max=2**32 - 1, help="Draws every input.")] = 0,
+        out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for rows and picture, made if need be.")] = Path("bench"),
+    ) -> None:
+        from rich.console import Console
+
+        from .command import measure, options, show, write
+
+        console = Console(highlight=False, markup=False)
+        with plainly(ValueError):
+            given = (sizes, peers, methods, device, dtype, quick, repeats, threads, seed, nonlinearity, only, graphs)
+            chosen = options(bench, *given)
+        with plainly(OSError, f"cannot write to the folder --out {out}: "):
+            folder = writable(out)
+        rows, stopped = measure(chosen, console)
+        if rows:
+            with plainly(OSError, f"cannot write to {folder}: "):
+                written = write(chosen, rows, folder)
+            show(chosen, rows, written, console)
+        if stopped:
+            told = f"only the {len(rows)} rows that were complete are written" if rows else "nothing was written"
+            console.print(f"Stopped: {told}.")
+            sys.exit(130)
+
+    command.__doc__ = (
+        f"{bench.about}\n\nTimes methods beside their peers; shows a table, writes the rows as CSV and a picture. "
+        f"Sizes are {' or '.join(bench.forms)}, by default {bench.sizes} (with --quick {bench.quick})."
+    )
+    if not bench.nonlinearities:
+        _without(command, "nonlinearity")
+    return command
+
+
+def _without(command: Callable[..., None], name: str) -> None:
+    """Hides an option of a command, which keeps its default."""
+    of = signature(command)
+    command.__signature__ = of.replace(parameters=[p for p in of.parameters.values() if p.name != name])  # pyrefly: ignore
+
+
+def everything(
+    quick: Annotated[bool, typer.Option("--quick", help="Small sizes and few repeats: under two minutes.")] = False,
+    device: Annotated[str, typer.Option(metavar="NAME", help="cpu, cuda, cuda:1, …")] = "cpu",
+    threads: Annotated[
+        int | None, typer.Option(metavar="INT", min=1, help="CPU threads.", show_default="torch's own choice")
+    ] = None,
+    graphs: Annotated[
+        bool, typer.Option("--graphs/--no-graphs", help="On a GPU, also as CUDA graphs: without the host's share.")
+    ] = True,
+    seed: Annotated[int, typer.Option(metavar="INT", min=0, max=2**32 - 1, help="Draws every input.")] = 0,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for rows and pictures, made if need be.")] = Path("bench"),
+) -> None:
+    """Every benchmark, one after the other, each with its default sizes; at the end a table and a picture of all."""
+    from rich.console import Console
+
+    from .together import run_all
+
+    with plainly(OSError, f"cannot write to the folder --out {out}: "):
+        folder = writable(out)
+    with plainly(ValueError):
+        stopped = run_all(quick, device, threads, graphs, seed, folder, Console(highlight=False, markup=False))
+    if stopped:
+        sys.exit(130)
+
+
+def advise(
+    n: Annotated[int, typer.Option("--n", metavar="N", min=2, help="The weight is N x N.", show_default=False)],
+    batch: Annotated[int, typer.Option(metavar="B", min=1, help="Vectors, or sequences, that it multiplies at once.")] = 64,
+    steps: Annotated[
+        int | None, typer.Option(metavar="T", min=1, help="Steps, if it is a recurrence's.", show_default="none")
+    ] = None,
+    nonlinearity: Annotated[str | None, typer.Option(metavar="NAME", help="The recurrence's.", show_default="modrelu")] = None,
+    reflections: Annotated[
+        str | None, typer.Option(metavar="LIST", help="Reflections to try beside N.", show_default="16,32,64,128,256")
+    ] = None,
+    device: Annotated[str, typer.Option(metavar="NAME", help="cpu, cuda, cuda:1, …")] = "cpu",
+    dtype: Annotated[str, typer.Option(metavar="NAME", help="float32, float64, bfloat16 or float16.")] = "float32",
+    threads: Annotated[
+        int | None, typer.Option(metavar="INT", min=1, help="CPU threads.", show_default="torch's own choice")
+    ] = None,
+    seed: Annotated[int, typer.Option(metavar="INT", min=0, max=2**32 - 1, help="Draws every input.")] = 0,
+) -> None:
+    """Which method, how many reflections and which backend are fastest on this machine, for one size.
+
+    Times a step of training, from the free parameters: the product with a batch of vectors or, with --steps, a recurrence.
+    """
+    from rich.console import Console
+
+    from .advice import ask, tell
+    from .command import measure
+
+    console = Console(highlight=False, markup=False)
+    with plainly(ValueError):
+        asked = ask(n, batch, steps, nonlinearity, reflections, device, dtype, threads, seed)
+    rows, stopped = measure(asked.options, console)
+    tell(asked, rows, console)
+    if stopped:
+        sys.exit(130)
+
+
+COMMANDS = {**{name: _timed(bench) for name, bench in BENCHES.items()}, "all": everything, "advise": advise}

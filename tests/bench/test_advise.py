@@ -1,0 +1,70 @@
+"""``cwy bench advise``, and ``cwy bench all``, run as a user runs them."""
+
+import re
+import sys
+
+import pytest
+import torch
+from matplotlib.image import imread
+
+import cwy
+from cwy.bench import BENCHES
+from cwy.bench.rows import read_csv
+from tests.test_cli import COMMAND, run
+
+
+@pytest.mark.parametrize(("given", "steps"), [(["--reflections", "3,8"], None), (["--steps", "6", "--nonlinearity", "abs"], 6)])
+def test_advice_follows_from_its_table_and_can_be_taken(given, steps, tmp_path):
+    done = run(COMMAND, "bench", "advise", "--n", "24", "--batch", "4", "--threads", "1", *given, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    table = re.findall(r"^((?:cwy|hr|scornn|exprnn|dtriv)\S*(?: L=\d+,)?.*?)  +([\d.]+) +([\d.]+) ", done.stdout, re.MULTILINE)
+    times = [float(both) for _, _, both in table]
+    assert times == sorted(times)
+    assert {"cwy", "hr", "scornn", "exprnn", "dtriv"} == {name.split(",")[0].split()[0] for name, *_ in table}
+    flat = " ".join(done.stdout.split())
+    assert f"Fastest: {table[0][0]}, {table[0][2]} ms forward + backward" in flat
+    whole = next(name for name, *_ in table if " L=" not in name)
+    assert " L=" not in table[0][0] or f"Fastest with all reflections: {whole}," in flat
+    for code in re.findall(r"cwy\.(?:orthogonal|nn\.OrthogonalRNN)\(.*?\)(?= [FA])", flat):
+        made = eval(code, {"cwy": cwy, "torch": torch, "inputs": 5})
+        assert cwy.orthogonality_error(made.weight if steps is None else made.weight_hh_l0) < 1e-5
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--nonlinearity", "abs"], "Give its steps, too: --steps 100"),
+        (["--steps", "3", "--nonlinearity", "reul"], "Did you mean 'relu'"),
+        (["--reflections", "9"], "9 is above N = 8"),
+    ],
+)
+def test_a_mistake_is_one_line(given, message, tmp_path):
+    done = run(COMMAND, "bench", "advise", "--n", "8", *given, cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert message in done.stderr
+
+
+TINY = {"N": "6,8", "NxM": "12x3,16x4", "NxLxB": "8x3x2,9x3x2", "NxBxT": "8x2x3,9x2x3", "NxLxBxT": "8x2x2x3,8x4x2x3"}
+
+
+def test_all_runs_every_benchmark_and_ends_with_a_table_and_a_picture(tmp_path):
+    small = (
+        "from dataclasses import replace; import cwy.bench; from cwy.cli import main\n"
+        f"tiny = {TINY}\n"
+        "for name, bench in cwy.bench.BENCHES.items():\n"
+        "    cwy.bench.BENCHES[name] = replace(bench, quick=tiny[bench.forms[0]])\n"
+        "main()"
+    )
+    done = run(sys.executable, "-c", small, "bench", "all", "--quick", "--threads", "1", "--seed", "3", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    ending = done.stdout[done.stdout.index("Forward + backward") :]
+    for name, bench in BENCHES.items():
+        rows = read_csv(tmp_path / "bench" / f"{name}.csv")
+        assert {row.size for row in rows} == {TINY[bench.forms[0]].split(",")[0]}
+        assert {row.status for row in rows} <= {"ok", "missing", "skipped"}, [row.reason for row in rows]
+        assert {row.seed for row in rows} == {3}
+        assert all(row.forward_flops for row in rows if row.status == "ok") == bench.counts
+        assert re.search(rf"^{name} .*\n{rows[0].size} +[\d.]+ ms", ending, re.MULTILINE)
+    assert imread(tmp_path / "bench" / "all.png").std() > 0.05

@@ -1,0 +1,69 @@
+"""The Benchmarks page says what rows say, and nothing where there are none."""
+
+from pathlib import Path
+
+import pytest
+
+from cwy.bench import BENCHES, page
+from cwy.bench.rows import Row, write_csv
+
+RECORDS = Path(__file__).parents[2] / "results" / "bench"
+WHERE = {
+    "device": "cpu", "device_name": "A CPU", "threads": 2, "load": None, "python": "3.12", "torch": "2.13", "cwy": "0.1",
+    "commit": "abc", "seed": 0, "date": "2026-01-01", "bench": "figure1c", "about": "", "dtype": "float32", "package": "torch",
+}  # fmt: skip
+
+
+def row(entry, size, forward, both, group="peer", **given):
+    spread = {f"{kind}{end}": x for kind, x in (("forward", forward), ("both", both)) for end in ("_q1", "_q3", "_mean")}
+    se = {"forward_se": 0.0, "both_se": 0.0}
+    return Row(**WHERE, entry=entry, size=size, group=group, status="ok", forward=forward, both=both, **spread, **se, **given)
+
+
+@pytest.fixture
+def records(tmp_path):
+    rows = []
+    for size, exponential, cayley in (("64", 40.0, 0.5), ("128", 900.0, 3.0)):
+        rows += [
+            row("matmul", size, 1e-3, 3e-3, "floor", forward_flops=2 * 10**6),
+            row("cwy", size, 2e-3, 5e-3, "ours", forward_flops=8 * 10**6, both_flops=20 * 10**6),
+            row("exponential", size, exponential * 2e-3, exponential * 5e-3),
+            row("cayley", size, cayley * 2e-3, cayley * 5e-3),
+        ]
+    (tmp_path / "here").mkdir()
+    write_csv(rows, tmp_path / "here" / "figure1c.csv")
+    return tmp_path
+
+
+def test_claims_are_the_ratios_of_the_rows(records):
+    exponential, cayley = [line for line in page.claims(records).splitlines() if "A CPU" in line]
+    assert "| 64 to 128 | 40× to 900× | 40× to 900× | none |" in exponential
+    assert "| 64 to 128 | 0.50× to 3.0× | 0.50× to 3.0× | 64 |" in cayley
+    assert "HR" not in page.claims(records)
+
+
+def test_a_section_says_who_is_faster_and_what_was_not_measured(records, tmp_path):
+    told = page.section(records, "figure1c")
+    assert "### A CPU, 2 threads" in told
+    assert "At 64, cwy takes 5.00 ms forward + backward, 1.7 times matmul. Faster: cayley (0.50×)." in told
+    assert "At 128, cwy takes 5.00 ms forward + backward, 1.7 times matmul. No peer is faster." in told
+    assert page.section(records, "figure2") == "No record yet: `cwy bench figure2`."
+    assert page.claims(tmp_path / "nowhere") == "No record yet."
+    page.draw(records, tmp_path)
+    assert [path.name for path in (tmp_path / "benchmarks" / "here").iterdir()] == ["figure1c-N.png"]
+    assert f'<img src="{page.picture("here", "figure1c", "N")}"' in told
+
+
+def test_the_limit_is_the_work_at_the_products_rate(records):
+    (rows,) = page.records(records, "figure1c").values()
+    assert page.figure.limit(rows, "cwy", "forward") == pytest.approx({"64": 4e-3, "128": 4e-3})
+    assert page.figure.limit(rows, "cwy", "both_graph") == pytest.approx({"64": 1e-2, "128": 1e-2})
+
+
+@pytest.mark.parametrize("bench", BENCHES)
+def test_committed_records_make_a_section(bench):
+    told = page.section(RECORDS, bench)
+    timed = [row for rows in page.records(RECORDS, bench).values() for row in rows if row.status == "ok"]
+    assert timed or told.startswith("No record yet")
+    for row in timed:
+        assert any(f"| {row.entry}" in line and f" {page.table.ms(row.forward)} |" in line for line in told.splitlines()), row
