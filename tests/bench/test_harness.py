@@ -235,3 +235,11 @@ def test_a_recording_gives_the_same_and_a_failed_one_leaves_no_trace():
         assert torch.cuda.get_sync_debug_mode() == 0
         assert torch.randn(4, device=device).isfinite().all()
     assert record(both, device) is not None
+
+
+@pytest.mark.gpu
+def test_a_first_call_compiles_and_the_next_process_need_not():
+    from cwy.bench import compile as first
+
+    for row in first.measure([(33, 4, 5), (300, 20, 4, 5)], torch.device("cuda")):
+        assert min(row.compiled, row.from_disk, row.warm) > 0

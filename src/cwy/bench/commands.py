@@ -147,4 +147,40 @@ def advise(
         sys.exit(130)
 
 
-COMMANDS = {**{name: _timed(bench) for name, bench in BENCHES.items()}, "all": everything, "advise": advise}
+def compile_times(
+    sizes: Annotated[
+        str | None, typer.Option(metavar="LIST", help="Sizes, as of rnn.", show_default="those of rnn on a GPU")
+    ] = None,
+    device: Annotated[str, typer.Option(metavar="NAME", help="cuda, cuda:1, …")] = "cuda",
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the rows, made if need be.")] = Path("bench"),
+) -> None:
+    """What the first call of a recurrence's kernels costs: compiled, from the disk, and when warm."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from . import compile as first
+    from .command import find_device
+    from .sizes import parse_sizes
+
+    rnn = BENCHES["rnn"]
+    with plainly(ValueError):
+        where, chosen = find_device(device), parse_sizes(sizes or rnn.gpu, rnn.forms)
+        if where.type != "cuda":
+            raise ValueError(f"--device: kernels are compiled for a GPU, not for {device}.")
+    with plainly(OSError, f"cannot write to the folder --out {out}: "):
+        folder = writable(out)
+    rows = list(first.measure(chosen, where))
+    table = Table("size", "compiled, s", "from disk, s", "warm, ms", box=None)
+    for row in rows:
+        table.add_row(row.size, f"{row.compiled:.2f}", f"{row.from_disk:.3f}", f"{row.warm * 1e3:.2f}")
+    Console(highlight=False).print(table)
+    first.write(rows, where, folder / "compile.csv")
+    print(f"The rows: {folder / 'compile.csv'}")
+
+
+COMMANDS = {
+    **{name: _timed(bench) for name, bench in BENCHES.items()},
+    "compile": compile_times,
+    "all": everything,
+    "advise": advise,
+}
