@@ -56,5 +56,4 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) invert_blocks(co
     const bool inside = block == j / width && i <= j;
     of.t[b * ll + (long)i * l + j] = inside ? (float)of.work[((long)b * blocks + block) * ww + (long)(i % width) * width + j % width] : 0.f;
   });
-  grid.leave();
 }
