@@ -170,13 +170,15 @@ class Kernel:
     @functools.lru_cache(maxsize=256)  # noqa: B019 - kernels live as long as the process
     def prepare(self, grid: tuple[int, int], threads: int, cluster: int = 1, cooperative: bool = False) -> Callable[..., None]:
         """A launch that waits for its arguments alone; the rest as in a call."""
-        config, function, lock, index = self._config(grid, threads, cluster, cooperative), self._function, self._lock, self._index
-        enqueue, lost = self._driver.cuLaunchKernelEx, self._driver.CUresult.CUDA_ERROR_INVALID_CONTEXT
+        config, lock, index = self._config(grid, threads, cluster, cooperative), self._lock, self._index
+        function, enqueue = self._function, self._driver.cuLaunchKernelEx
+        lost = self._driver.CUresult.CUDA_ERROR_INVALID_CONTEXT
 
         def launch(*args: Argument) -> None:
             if torch._C._cuda_getDevice() != index:
                 with torch.cuda.device(index):
-                    return launch(*args)
+                    launch(*args)
+                return
             values = [_argument(arg) for arg in args]
             pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
             with lock:

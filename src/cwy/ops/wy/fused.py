@@ -33,12 +33,12 @@ def _structure(name: str, pointers: str, sizes: str) -> type[ctypes.Structure]:
 # As in the sources of the same names.
 _Forward = _structure("Forward", "v u reciprocal t w out work flags", "batch n l truncated chunks splits groups")
 _Backward = _structure("Backward", "z u t reciprocal q w a b dv work parts flags", "kind batch n l chunks splits groups")
-_Blocks = _structure("Blocks", "gram t work flags", "batch l width unit")
+_Blocks = _structure("Blocks", "gram t work flags", "batch l width")
 
 
 class Plan(NamedTuple):
-    """How a call is cut: the batch among ``groups`` of blocks, which wait for their own alone; rows into ``chunks`` for sums over
-    columns, and into ``splits`` for products over rows; and how many numbers of 8 bytes hold the parts of those sums."""
+    """How a call is cut: the batch among ``groups`` of blocks, which wait for their own alone; rows into ``chunks`` for sums
+    over columns, and into ``splits`` for products over rows; ``parts`` numbers of 8 bytes hold the parts of those sums."""
 
     launch: Callable[[ctypes.Structure], None]
     blocks: int
@@ -53,7 +53,7 @@ def plan(source: str, name: str, count: int, n: int, size: int, device: int, apa
     """For ``count`` matrices ``n`` x ``size``, each ``apart`` from the others or not."""
     with torch.cuda.device(device):
         kernel = nvrtc.kernel(KERNELS / source, name, {}, SHARED)
-    fit = kernel.blocks(THREADS)
+        fit = kernel.blocks(THREADS)
     groups = min(count, fit) if apart else 1
     room, own, down, across = fit // groups, -(-count // groups), -(-n // TILE), -(-size // TILE)
     columns, grams, chunks, splits = own * -(-size // 8), own * across * (across + 1) // 2, 1, 1
@@ -66,30 +66,37 @@ def plan(source: str, name: str, count: int, n: int, size: int, device: int, apa
     return Plan(kernel.prepare((blocks, 1), THREADS, cooperative=True), blocks, chunks, splits, groups, parts)
 
 
-def forward(v: Tensor, wanted: str) -> tuple[Tensor, ...]:
+def forward(v: Tensor, wanted: str, keep: bool = True) -> tuple[Tensor, ...]:
     """From vectors to factors, and to what is wanted.
 
     Args:
         v: ``(*, N, L)``, float32, on an NVIDIA GPU.
         wanted: "factors"; "w" ``(*, N, L)``, that is UT; "matrix" ``(*, N, N)``; or "truncated" ``(*, N, L)``.
+        keep: whether to return the factors too.
 
     Returns:
-        u, t, the reciprocal norms ``(*, 1, L)``, and what else is wanted.
+        u, t, the reciprocal norms ``(*, 1, L)``, and what else is wanted; or the last alone.
     """
     v, (*batch, n, size) = v.contiguous(), v.shape
     count, truncated = math.prod(batch), wanted == "truncated"
     cut = plan("forward.cu", "forward", count, n, size, v.get_device())
-    u, t, reciprocal = torch.empty_like(v), v.new_empty((*batch, size, size)), v.new_empty((*batch, 1, size))
-    square = count * size * size
-    inner = count * n * size if wanted == "matrix" else square if truncated else 0
-    results = [v.new_empty((*batch, n, n)) if wanted == "matrix" else torch.empty_like(v)] if wanted != "factors" else []
+    long, square = count * n * size, count * size * size
+    inner = long if wanted == "matrix" else square if truncated else 0
     numbers = 2 * square + cut.parts
-    work, flags = _workspace(v, cut, numbers, inner)
+    work = _workspace(v, cut, numbers, inner if keep else inner + long + square + count * size)
+    flags = work.data_ptr()
+    free = flags + 8 * (cut.blocks + numbers)
+    if keep:
+        kept = torch.empty_like(v), v.new_empty((*batch, size, size)), v.new_empty((*batch, 1, size))
+        u, t, reciprocal = (x.data_ptr() for x in kept)
+    else:
+        kept, u, t, reciprocal = (), free + 4 * inner, free + 4 * (inner + long), free + 4 * (inner + long + square)
+    results = (v.new_empty((*batch, n, n)) if wanted == "matrix" else torch.empty_like(v),) if wanted != "factors" else ()
     address = results[0].data_ptr() if results else None
-    w, out = (flags + 8 * (cut.blocks + numbers), address) if inner else (address, None)
-    pointers = v.data_ptr(), u.data_ptr(), reciprocal.data_ptr(), t.data_ptr(), w, out, flags + 8 * cut.blocks, flags
+    w, out = (free, address) if inner else (address, None)
+    pointers = v.data_ptr(), u, reciprocal, t, w, out, flags + 8 * cut.blocks, flags
     cut.launch(_Forward(*pointers, next(_tokens), count, n, size, truncated, cut.chunks, cut.splits, cut.groups))
-    return u, t, reciprocal, *results
+    return *kept, *results
 
 
 def backward(
@@ -113,7 +120,8 @@ def backward(
     cut = plan("backward.cu", "backward", count, n, size, u.get_device())
     long, square = n * size, size * size
     floats = {NARROW: square + 4 * long, WIDE: square + 2 * long + n * n, TRUNCATED: 5 * square, ENDING: square}[kind]
-    dv, (work, flags) = torch.empty_like(u), _workspace(u, cut, cut.parts, count * floats)
+    dv, work = torch.empty_like(u), _workspace(u, cut, cut.parts, count * floats)
+    flags = work.data_ptr()
     z = None if z is None else z.contiguous()
     w, a, b = (x.data_ptr() for x in given) if given else (None, None, None)
     pointers = _address(z), u.data_ptr(), t.data_ptr(), reciprocal.data_ptr(), _address(q), w, a, b, dv.data_ptr()
@@ -123,14 +131,15 @@ def backward(
     return dv
 
 
-def invert_blocks(gram: Tensor, width: int, unit: bool = False) -> Tensor:
+def invert_blocks(gram: Tensor, width: int) -> Tensor:
     r"""$S^{-1}$ for ``gram`` $= U^\top U$ ``(*, L, L)``: the blocks of ``width`` along its diagonal, and zeros below."""
     *batch, _, size = gram.shape
     count, blocks = math.prod(batch), -(-size // width)
     cut = plan("blocks.cu", "invert_blocks", count * blocks, width, width, gram.get_device(), apart=False)
-    t, (work, flags) = torch.empty_like(gram), _workspace(gram, cut, count * blocks * width * width)
+    t, work = torch.empty_like(gram), _workspace(gram, cut, count * blocks * width * width)
+    flags = work.data_ptr()
     pointers = gram.data_ptr(), t.data_ptr(), flags + 8 * cut.blocks, flags
-    cut.launch(_Blocks(*pointers, next(_tokens), count, size, width, unit))
+    cut.launch(_Blocks(*pointers, next(_tokens), count, size, width))
     return t
 
 
@@ -155,10 +164,9 @@ def _over_columns(name: str, device: int, count: int, n: int, size: int, *tensor
         kernel((count * -(-size // 8), 1), THREADS, *tensors, count, n, size)
 
 
-def _workspace(like: Tensor, cut: Plan, numbers: int, floats: int = 0) -> tuple[Tensor, int]:
-    """Memory for the flags, then ``numbers`` of 8 bytes, then ``floats``; and its address."""
-    work = torch.empty(cut.blocks + numbers + (floats + 1) // 2, dtype=torch.float64, device=like.device)
-    return work, work.data_ptr()
+def _workspace(like: Tensor, cut: Plan, numbers: int, floats: int = 0) -> Tensor:
+    """Memory for the flags, then ``numbers`` of 8 bytes, then ``floats``."""
+    return torch.empty(cut.blocks + numbers + (floats + 1) // 2, dtype=torch.float64, device=like.device)
 
 
 def _address(x: Tensor | None) -> int | None:
