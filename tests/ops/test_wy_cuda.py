@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from cwy.ops import cwy_matrix, cwy_multiply, nvrtc, tcwy_matrix, wy_factors
-from cwy.ops.wy import cuda, fused
+from cwy.ops.wy import cuda, fused, halves
 from cwy.testing import assert_as_close
 from tests.families import FAMILIES, departure, vectors
 
@@ -69,8 +69,9 @@ def agree(call, v):
     for name, a, p, t in zip(("value", "gradient of v", "gradient of x"), ours, plain, truth, strict=False):
         assert a.shape == t.shape
         try:
-            # Of few terms the rounding is a matter of luck.
-            assert_as_close(a, p, t, factor=4)
+            # Of few terms the rounding is a matter of luck; and tensor cores round towards zero, for which vectors that are
+            # zero or sparse, and hardly round otherwise, make no room.
+            assert_as_close(a, p, t, factor=10 if min(v.shape[-2:]) >= halves.LEAST else 4)
         except AssertionError as error:
             raise AssertionError(f"{call} of {tuple(v.shape)}, {name}: {error}") from None
     return ours[0]
