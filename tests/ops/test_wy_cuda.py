@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from cwy.ops import cwy_matrix, cwy_multiply, nvrtc, tcwy_matrix, wy_factors
-from cwy.ops.wy import cuda, fused
+from cwy.ops.wy import cuda, fused, halves
 from cwy.testing import assert_as_close
 from tests.families import FAMILIES, departure, vectors
 
@@ -25,6 +25,7 @@ LARGE = [
     (1024, 1024),
     (1500, 1100),
     (2048, 2048),
+    (4096, 128),
 ]
 CALLS = {
     "matrix": (cwy_matrix, {}),
@@ -68,8 +69,9 @@ def agree(call, v):
     for name, a, p, t in zip(("value", "gradient of v", "gradient of x"), ours, plain, truth, strict=False):
         assert a.shape == t.shape
         try:
-            # Of few terms the rounding is a matter of luck.
-            assert_as_close(a, p, t, factor=4)
+            # Of few terms the rounding is a matter of luck; and tensor cores round towards zero, for which vectors that are
+            # zero or sparse, and hardly round otherwise, make no room.
+            assert_as_close(a, p, t, factor=10 if min(v.shape[-2:]) >= halves.LEAST else 4)
         except AssertionError as error:
             raise AssertionError(f"{call} of {tuple(v.shape)}, {name}: {error}") from None
     return ours[0]
@@ -95,6 +97,14 @@ def test_batches_and_strides(batch, n, size, poisoned):
     for call in CALLS:
         agree(call, v)
         assert results(call, v[:0], "auto")[0].shape[0] == 0
+
+
+@gpu
+@pytest.mark.parametrize(("n", "size"), [(8, 8), (40, 20)])
+def test_more_matrices_than_blocks(n, size, poisoned):
+    v = torch.randn(1000, n, size, device="cuda")
+    for call in ("matrix", "truncated"):
+        torch.testing.assert_close(CALLS[call][0](v), agree(call, v), atol=0, rtol=0)  # with and without gradients alike
 
 
 @gpu
@@ -190,10 +200,9 @@ def test_nan_spreads():
 @pytest.mark.skipif(nvrtc.why_not() is not None, reason="the compiler is not installed")
 def test_every_kernel_compiles_without_a_gpu(tmp_path, monkeypatch):
     monkeypatch.setenv("CWY_CACHE", str(tmp_path))
-    for arch, tile in zip(("sm_80", "sm_90a"), fused.TILES, strict=True):
-        for source in ("forward.cu", "backward.cu", "blocks.cu"):
-            assert len(nvrtc.cubin(fused.KERNELS / source, (("TILE", tile),), arch)) > 1000
-        assert len(nvrtc.cubin(fused.KERNELS / "halves.cu", (), arch)) > 1000
+    for arch in ("sm_80", "sm_90a"):
+        for source in ("forward.cu", "backward.cu", "blocks.cu", "halves.cu"):
+            assert len(nvrtc.cubin(fused.KERNELS / source, (), arch)) > 1000
 
 
 def test_why_it_does_not_serve(monkeypatch):

@@ -9,6 +9,7 @@ import importlib
 import os
 import tempfile
 import threading
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -101,14 +102,26 @@ def _call(answer: tuple) -> Any:
     return values[0] if values else None
 
 
+@functools.cache
+def _context(index: int) -> Any:
+    driver = _bindings("driver")
+    return _call(driver.cuDevicePrimaryCtxRetain(_call(driver.cuDeviceGet(index))))
+
+
+def _make_current(index: int) -> None:
+    """Makes torch's context of a GPU the calling thread's: autograd's threads have none until a call of torch needs it."""
+    _call(_bindings("driver").cuCtxSetCurrent(_context(index)))
+
+
 class Kernel:
     """A compiled function on one GPU."""
 
     def __init__(self, code: bytes, name: str, shared: int = 0, wide: bool = False) -> None:
         driver = _bindings("driver")
-        self._driver, self._code = driver, code
+        self._driver, self._code, self._shared, self._index = driver, code, shared, torch.cuda.current_device()
+        _make_current(self._index)
         self._function = _call(driver.cuModuleGetFunction(_call(driver.cuModuleLoadData(code)), name.encode()))
-        self._shared, self._lock, self._index = shared, threading.Lock(), torch.cuda.current_device()
+        self._lock = threading.Lock()
         attribute = driver.CUfunction_attribute
         if shared > 48 * 1024:
             key = attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -123,8 +136,7 @@ class Kernel:
         keys = attribute.CU_FUNC_ATTRIBUTE_NUM_REGS, attribute.CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES
         return tuple(_call(self._driver.cuFuncGetAttribute(key, self._function)) for key in keys)
 
-    @functools.lru_cache(maxsize=64)  # noqa: B019 - kernels live as long as the process
-    def _config(self, grid: tuple[int, int], threads: int, cluster: int, cooperative: bool = False) -> Any:
+    def _config(self, grid: tuple[int, int], threads: int, cluster: int = 1, cooperative: bool = False) -> Any:
         config = self._driver.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = *grid, 1
         config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
@@ -145,13 +157,40 @@ class Kernel:
 
     def clusters(self, threads: int, cluster: int) -> int:
         """How many clusters run at once on the current GPU."""
+        _make_current(self._index)
         config = self._config((cluster, 1), threads, cluster)
         return _call(self._driver.cuOccupancyMaxActiveClusters(self._function, config))
 
     def blocks(self, threads: int) -> int:
         """How many blocks run at once on this GPU."""
+        _make_current(self._index)
         each = _call(self._driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(self._function, threads, self._shared))
         return each * torch.cuda.get_device_properties(self._index).multi_processor_count
+
+    @functools.lru_cache(maxsize=256)  # noqa: B019 - kernels live as long as the process
+    def prepare(self, grid: tuple[int, int], threads: int, cluster: int = 1, cooperative: bool = False) -> Callable[..., None]:
+        """A launch that waits for its arguments alone; the rest as in a call."""
+        config, lock, index = self._config(grid, threads, cluster, cooperative), self._lock, self._index
+        function, enqueue = self._function, self._driver.cuLaunchKernelEx
+        lost = self._driver.CUresult.CUDA_ERROR_INVALID_CONTEXT
+
+        def launch(*args: Argument) -> None:
+            if torch._C._cuda_getDevice() != index:
+                with torch.cuda.device(index):
+                    launch(*args)
+                return
+            values = [_argument(arg) for arg in args]
+            pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
+            with lock:
+                config.hStream = torch._C._cuda_getCurrentRawStream(index)
+                (status,) = enqueue(config, function, ctypes.addressof(pointers), 0)
+                if status == lost:
+                    _make_current(index)
+                    (status,) = enqueue(config, function, ctypes.addressof(pointers), 0)
+            if status != 0:
+                raise RuntimeError(f"CUDA: {status!r}")
+
+        return launch
 
     def __call__(
         self, grid: tuple[int, int], threads: int, *args: Argument, cluster: int = 1, cooperative: bool = False
@@ -160,19 +199,14 @@ class Kernel:
 
         A cooperative launch runs all blocks at once, so that they may wait for each other, or fails.
         """
-        config = self._config(grid, threads, cluster, cooperative)
-        values = [_argument(arg) for arg in args]
-        pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
-        with self._lock:
-            config.hStream = torch._C._cuda_getCurrentRawStream(self._index)
-            _call(self._driver.cuLaunchKernelEx(config, self._function, ctypes.addressof(pointers), 0))
+        self.prepare(grid, threads, cluster, cooperative)(*args)
 
 
 def _argument(arg: Argument) -> Any:
-    if isinstance(arg, Tensor):
-        return ctypes.c_void_p(arg.data_ptr())
     if isinstance(arg, ctypes.Structure):
         return arg
+    if isinstance(arg, Tensor):
+        return ctypes.c_void_p(arg.data_ptr())
     if isinstance(arg, float):
         return ctypes.c_float(arg)
     return ctypes.c_void_p(0) if arg is None else ctypes.c_int(arg)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from .fused import invert_blocks, normalise, project_
@@ -15,13 +16,19 @@ def factors(v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return u, inverse(u.mT @ u), reciprocal
 
 
-def inverse(gram: Tensor, unit: bool = False) -> Tensor:
+def inverse(gram: Tensor) -> Tensor:
     r"""$T = S^{-1}$ from $U^\top U$, by halves above the blocks: $T_{12} = -T_{11} S_{12} T_{22}$."""
-    t, size, half = invert_blocks(gram, WIDTH, unit), gram.shape[-1], WIDTH
+    t, size, half = invert_blocks(gram, WIDTH), gram.shape[-1], WIDTH
     while half < size:
         for at in range(0, size - half, 2 * half):
             one, two = slice(at, at + half), slice(at + half, at + 2 * half)
-            plus_(t[..., one, two], t[..., one, one], gram[..., one, two] @ t[..., two, two], 0, -1)
+            s12, t11, t12, t22 = gram[..., one, two], t[..., one, one], t[..., one, two], t[..., two, two]
+            x = torch.empty_like(s12)
+            step = half // 2 if half >= 2048 else half  # so as to leave out zeros of T, where products stay large
+            for i in range(0, x.shape[-1], step):
+                plus_(x[..., i : i + step], s12[..., : i + step], t22[..., : i + step, i : i + step], 0)
+            for i in range(0, half, step):
+                plus_(t12[..., i : i + step, :], t11[..., i : i + step, i:], x[..., i:, :], 0, -1)
         half *= 2
     return t
 

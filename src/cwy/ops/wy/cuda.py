@@ -26,18 +26,19 @@ def why_not(*tensors: Tensor) -> str | None:
     if traced := why_only_aten(*tensors):
         return traced
     v, reasons = tensors[0], []
-    if v.device.type != "cuda":
+    if not v.is_cuda:
         reasons.append(f"v is on {v.device.type}")
     elif not _capable(v.get_device()):
         reasons.append("it needs an NVIDIA GPU of capability 8.0")
     if missing := nvrtc.why_not():
         reasons.append(missing)
-    if any(x.dtype != torch.float32 for x in tensors):
-        reasons.append(f"it computes in float32, and this is {v.dtype}")
     if v.numel() == 0:
         reasons.append("v is empty")
-    if not all(type(x) in (Tensor, torch.nn.Parameter) and torch._C._has_storage(x) for x in tensors):
-        reasons.append("an argument is not a plain tensor")
+    for x in tensors:
+        if x.dtype != torch.float32:
+            reasons.append(f"it computes in float32, and this is {x.dtype}")
+        if type(x) not in (Tensor, torch.nn.Parameter) or not torch._C._has_storage(x):
+            reasons.append("an argument is not a plain tensor")
     if torch._C._len_torch_dispatch_stack() > 0:
         reasons.append("a mode is active, which sees ATen ops")
     return "; ".join(reasons) or None
@@ -79,10 +80,7 @@ class _Factors(Function):
 class _Matrix(Function):
     @staticmethod
     def forward(ctx, v):
-        if _small(v):
-            u, t, reciprocal, q = fused.forward(v, "matrix")
-        else:
-            u, t, reciprocal, q = _large_matrix(v)
+        u, t, reciprocal, q = fused.forward(v, "matrix") if _small(v) else _large_matrix(v)
         ctx.save_for_backward(v, u, t, reciprocal, q if v.shape[-1] >= v.shape[-2] else None)
         ctx.set_materialize_grads(False)
         return q, u, t
@@ -102,7 +100,7 @@ def _large_matrix(v: Tensor) -> tuple[Tensor, ...]:
     if not _thin(v):
         return (halves if halves.serves(v) else blocked).matrix(v)
     u, t, reciprocal, w = fused.forward(v, "w")
-    return u, t, reciprocal, eye_minus(w, u.mT)
+    return u, t, reciprocal, halves.eye_minus(w, u) if halves.serves_thin(u) else eye_minus(w, u.mT)
 
 
 @in_full_precision
@@ -118,10 +116,7 @@ def _large_gradient(z: Tensor, u: Tensor, t: Tensor, reciprocal: Tensor, q: Tens
 class _Truncated(Function):
     @staticmethod
     def forward(ctx, v):
-        if _thin(v):
-            u, t, reciprocal, omega = fused.forward(v, "truncated")
-        else:
-            u, t, reciprocal, omega = _large_truncated(v)
+        u, t, reciprocal, omega = fused.forward(v, "truncated") if _thin(v) else _large_truncated(v)
         ctx.save_for_backward(v, u, t, reciprocal)
         ctx.set_materialize_grads(False)
         return omega, u, t
@@ -185,12 +180,20 @@ def wy_factors(v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def cwy_matrix(v: Tensor) -> Tensor:
-    q = _Matrix.apply(_flat(v))[0]
+    flat = _flat(v)
+    if _small(flat) and not (flat.requires_grad and torch.is_grad_enabled()):
+        (q,) = fused.forward(flat, "matrix", keep=False)
+    else:
+        q = _Matrix.apply(flat)[0]
     return q if v.dim() <= 3 else q.unflatten(0, v.shape[:-2])
 
 
 def tcwy_matrix(v: Tensor) -> Tensor:
-    omega = _Truncated.apply(_flat(v))[0]
+    flat = _flat(v)
+    if _thin(flat) and not (flat.requires_grad and torch.is_grad_enabled()):
+        (omega,) = fused.forward(flat, "truncated", keep=False)
+    else:
+        omega = _Truncated.apply(flat)[0]
     return omega if v.dim() <= 3 else omega.reshape(v.shape)
 
 

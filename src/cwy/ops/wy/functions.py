@@ -90,7 +90,8 @@ def cwy_matrix(v: Tensor, *, backend: str = "auto") -> Tensor:
         Likhosherstov et al., CWY parametrization, 2021, Theorem 2.
     """
     work = _check("cwy_matrix", "v", v, 2)
-    return dispatch.choose("wy", backend, work).cwy_matrix(work).to(v.dtype)
+    q = dispatch.choose("wy", backend, work).cwy_matrix(work)
+    return q if work is v else q.to(v.dtype)
 
 
 def tcwy_matrix(v: Tensor, *, backend: str = "auto") -> Tensor:
@@ -117,7 +118,8 @@ def tcwy_matrix(v: Tensor, *, backend: str = "auto") -> Tensor:
     n, m = v.shape[-2:]
     if m > n:
         raise ValueError(f"tcwy_matrix: v must be (*, N, M) with M <= N, got N = {n}, M = {m}. Transpose it, or drop columns.")
-    return dispatch.choose("wy", backend, work).tcwy_matrix(work).to(v.dtype)
+    q = dispatch.choose("wy", backend, work).tcwy_matrix(work)
+    return q if work is v else q.to(v.dtype)
 
 
 def cwy_multiply(v: Tensor | WY, x: Tensor, adjoint: bool = False, *, backend: str = "auto") -> Tensor:

@@ -7,6 +7,7 @@ import functools
 import itertools
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ from torch import Tensor
 from .. import nvrtc
 
 KERNELS = Path(__file__).parent / "kernels"
-THREADS, TILES, SHARED = 256, (32, 64), 33792  # as in grid.cuh and inverse.cuh
+THREADS, TILE, SHARED = 256, 32, 33792  # as in grid.cuh and inverse.cuh
 NARROW, WIDE, TRUNCATED, ENDING = range(4)  # as in backward.cu
 LONG = 512  # columns longer than this are cut into parts
 
@@ -30,77 +31,72 @@ def _structure(name: str, pointers: str, sizes: str) -> type[ctypes.Structure]:
 
 
 # As in the sources of the same names.
-_Forward = _structure("Forward", "v u reciprocal t w out work flags", "batch n l truncated chunks splits")
-_Backward = _structure("Backward", "z u t reciprocal q w a b dv work parts flags", "kind batch n l chunks splits")
-_Blocks = _structure("Blocks", "gram t work flags", "batch l width unit")
+_Forward = _structure("Forward", "v u reciprocal t w out work flags", "batch n l truncated chunks splits groups")
+_Backward = _structure("Backward", "z u t reciprocal q w a b dv work parts flags", "kind batch n l chunks splits groups")
+_Blocks = _structure("Blocks", "gram t work flags", "batch l width")
 
 
 class Plan(NamedTuple):
-    """How a call is cut: rows into ``chunks`` for sums over columns, and into ``splits`` for products over rows."""
+    """How a call is cut: the batch among ``groups`` of blocks, which wait for their own alone; rows into ``chunks`` for sums
+    over columns, and into ``splits`` for products over rows; ``parts`` numbers of 8 bytes hold the parts of those sums."""
 
-    kernel: nvrtc.Kernel
+    launch: Callable[[ctypes.Structure], None]
     blocks: int
     chunks: int
     splits: int
-
-    def parts(self, count: int, size: int) -> int:
-        """How many numbers of 8 bytes hold the parts of sums, for ``count`` matrices of ``size`` columns."""
-        return count * size * max(self.chunks, self.splits * size if self.splits > 1 else 0)
-
-    def workspace(self, like: Tensor, numbers: int) -> tuple[Tensor, int]:
-        """Memory for the flags and ``numbers`` of 8 bytes, and the address of these."""
-        work = torch.empty(2 * self.blocks + numbers, dtype=torch.float64, device=like.device)
-        return work, work.data_ptr() + 16 * self.blocks
-
-    def launch(self, device: int, fields: ctypes.Structure) -> None:
-        if device == torch.cuda.current_device():
-            self.kernel((self.blocks, 1), THREADS, fields, cooperative=True)
-        else:
-            with torch.cuda.device(device):
-                self.kernel((self.blocks, 1), THREADS, fields, cooperative=True)
+    groups: int
+    parts: int
 
 
 @functools.lru_cache(maxsize=1024)
-def plan(source: str, name: str, count: int, n: int, size: int, device: int) -> Plan:
-    """For ``count`` matrices ``n`` x ``size``: large tiles where there are many."""
+def plan(source: str, name: str, count: int, n: int, size: int, device: int, apart: bool = True) -> Plan:
+    """For ``count`` matrices ``n`` x ``size``, each ``apart`` from the others or not."""
     with torch.cuda.device(device):
-        for tile in TILES:
-            kernel = nvrtc.kernel(KERNELS / source, name, {"TILE": tile}, SHARED)
-            fit, down, across = kernel.blocks(THREADS), -(-n // tile), -(-size // tile)
-            tiles = count * down * max(across, down if n <= LONG else 1)
-            if tiles <= 4 * fit:
-                break
-    columns, grams, chunks, splits = count * -(-size // 8), count * across * (across + 1) // 2, 1, 1
+        kernel = nvrtc.kernel(KERNELS / source, name, {}, SHARED)
+        fit = kernel.blocks(THREADS)
+    groups = min(count, fit) if apart else 1
+    room, own, down, across = fit // groups, -(-count // groups), -(-n // TILE), -(-size // TILE)
+    columns, grams, chunks, splits = own * -(-size // 8), own * across * (across + 1) // 2, 1, 1
     if n > LONG:
-        chunks = max(1, min(fit // columns, n // 128))
-        splits = max(1, min(fit // grams, n // max(128, 4 * size)))
-    return Plan(kernel, min(fit, max(tiles, columns * chunks, grams * splits)), chunks, splits)
+        chunks = max(1, min(room // columns, n // 128))
+        splits = max(1, min(room // grams, n // max(128, 4 * size)))
+    tiles = own * down * max(across, down if n <= LONG else 1)
+    blocks = groups * min(room, max(tiles, columns * chunks, grams * splits))
+    parts = count * size * max(chunks, splits * size if splits > 1 else 0)
+    return Plan(kernel.prepare((blocks, 1), THREADS, cooperative=True), blocks, chunks, splits, groups, parts)
 
 
-def forward(v: Tensor, wanted: str) -> tuple[Tensor, ...]:
+def forward(v: Tensor, wanted: str, keep: bool = True) -> tuple[Tensor, ...]:
     """From vectors to factors, and to what is wanted.
 
     Args:
         v: ``(*, N, L)``, float32, on an NVIDIA GPU.
         wanted: "factors"; "w" ``(*, N, L)``, that is UT; "matrix" ``(*, N, N)``; or "truncated" ``(*, N, L)``.
+        keep: whether to return the factors too.
 
     Returns:
-        u, t, the reciprocal norms ``(*, 1, L)``, and what else is wanted.
+        u, t, the reciprocal norms ``(*, 1, L)``, and what else is wanted; or the last alone.
     """
     v, (*batch, n, size) = v.contiguous(), v.shape
-    count, device, truncated = math.prod(batch), v.get_device(), wanted == "truncated"
-    cut = plan("forward.cu", "forward", count, n, size, device)
-    u, t, reciprocal = torch.empty_like(v), v.new_empty((*batch, size, size)), v.new_empty((*batch, 1, size))
-    square = count * size * size
-    inner = count * n * size if wanted == "matrix" else square if truncated else 0
-    results = [v.new_empty((*batch, n, n)) if wanted == "matrix" else torch.empty_like(v)] if wanted != "factors" else []
-    sums = cut.parts(count, size)
-    work, begin = cut.workspace(v, 2 * square + sums + (inner + 1) // 2)
+    count, truncated = math.prod(batch), wanted == "truncated"
+    cut = plan("forward.cu", "forward", count, n, size, v.get_device())
+    long, square = count * n * size, count * size * size
+    inner = long if wanted == "matrix" else square if truncated else 0
+    numbers = 2 * square + cut.parts
+    work = _workspace(v, cut, numbers, inner if keep else inner + long + square + count * size)
+    flags = work.data_ptr()
+    free = flags + 8 * (cut.blocks + numbers)
+    if keep:
+        kept = torch.empty_like(v), v.new_empty((*batch, size, size)), v.new_empty((*batch, 1, size))
+        u, t, reciprocal = (x.data_ptr() for x in kept)
+    else:
+        kept, u, t, reciprocal = (), free + 4 * inner, free + 4 * (inner + long), free + 4 * (inner + long + square)
+    results = (v.new_empty((*batch, n, n)) if wanted == "matrix" else torch.empty_like(v),) if wanted != "factors" else ()
     address = results[0].data_ptr() if results else None
-    w, out = (begin + 8 * (2 * square + sums), address) if inner else (address, None)
-    pointers = v.data_ptr(), u.data_ptr(), reciprocal.data_ptr(), t.data_ptr(), w, out, begin, work.data_ptr()
-    cut.launch(device, _Forward(*pointers, next(_tokens), count, n, size, truncated, cut.chunks, cut.splits))
-    return u, t, reciprocal, *results
+    w, out = (free, address) if inner else (address, None)
+    pointers = v.data_ptr(), u, reciprocal, t, w, out, flags + 8 * cut.blocks, flags
+    cut.launch(_Forward(*pointers, next(_tokens), count, n, size, truncated, cut.chunks, cut.splits, cut.groups))
+    return *kept, *results
 
 
 def backward(
@@ -120,30 +116,30 @@ def backward(
         ``(*, N, L)``.
     """
     *batch, n, size = u.shape
-    count, device = math.prod(batch), u.get_device()
-    cut = plan("backward.cu", "backward", count, n, size, device)
-    dv = torch.empty_like(u)
+    count = math.prod(batch)
+    cut = plan("backward.cu", "backward", count, n, size, u.get_device())
     long, square = n * size, size * size
-    floats = count * {NARROW: square + 4 * long, WIDE: square + 2 * long + n * n, TRUNCATED: 5 * square, ENDING: square}[kind]
-    sums = cut.parts(count, size)
-    work, begin = cut.workspace(u, sums + (floats + 1) // 2)
+    floats = {NARROW: square + 4 * long, WIDE: square + 2 * long + n * n, TRUNCATED: 5 * square, ENDING: square}[kind]
+    dv, work = torch.empty_like(u), _workspace(u, cut, cut.parts, count * floats)
+    flags = work.data_ptr()
     z = None if z is None else z.contiguous()
     w, a, b = (x.data_ptr() for x in given) if given else (None, None, None)
     pointers = _address(z), u.data_ptr(), t.data_ptr(), reciprocal.data_ptr(), _address(q), w, a, b, dv.data_ptr()
-    fields = *pointers, begin + 8 * sums, begin, work.data_ptr(), next(_tokens), kind, count, n, size, cut.chunks, cut.splits
-    cut.launch(device, _Backward(*fields))
+    parts = flags + 8 * cut.blocks
+    places = *pointers, parts + 8 * cut.parts, parts, flags, next(_tokens)
+    cut.launch(_Backward(*places, kind, count, n, size, cut.chunks, cut.splits, cut.groups))
     return dv
 
 
-def invert_blocks(gram: Tensor, width: int, unit: bool = False) -> Tensor:
+def invert_blocks(gram: Tensor, width: int) -> Tensor:
     r"""$S^{-1}$ for ``gram`` $= U^\top U$ ``(*, L, L)``: the blocks of ``width`` along its diagonal, and zeros below."""
     *batch, _, size = gram.shape
-    count, device, blocks = math.prod(batch), gram.get_device(), -(-size // width)
-    cut = plan("blocks.cu", "invert_blocks", count * blocks, width, width, device)
-    t = torch.empty_like(gram)
-    work, begin = cut.workspace(gram, count * blocks * width * width)
-    pointers = gram.data_ptr(), t.data_ptr(), begin, work.data_ptr()
-    cut.launch(device, _Blocks(*pointers, next(_tokens), count, size, width, unit))
+    count, blocks = math.prod(batch), -(-size // width)
+    cut = plan("blocks.cu", "invert_blocks", count * blocks, width, width, gram.get_device(), apart=False)
+    t, work = torch.empty_like(gram), _workspace(gram, cut, count * blocks * width * width)
+    flags = work.data_ptr()
+    pointers = gram.data_ptr(), t.data_ptr(), flags + 8 * cut.blocks, flags
+    cut.launch(_Blocks(*pointers, next(_tokens), count, size, width))
     return t
 
 
@@ -164,8 +160,13 @@ def project_(du: Tensor, u: Tensor, reciprocal: Tensor, norm: Tensor | None = No
 
 def _over_columns(name: str, device: int, count: int, n: int, size: int, *tensors: Tensor | None) -> None:
     with torch.cuda.device(device):
-        kernel = nvrtc.kernel(KERNELS / "blocks.cu", name, {"TILE": TILES[0]}, SHARED)
+        kernel = nvrtc.kernel(KERNELS / "blocks.cu", name, {}, SHARED)
         kernel((count * -(-size // 8), 1), THREADS, *tensors, count, n, size)
+
+
+def _workspace(like: Tensor, cut: Plan, numbers: int, floats: int = 0) -> Tensor:
+    """Memory for the flags, then ``numbers`` of 8 bytes, then ``floats``."""
+    return torch.empty(cut.blocks + numbers + (floats + 1) // 2, dtype=torch.float64, device=like.device)
 
 
 def _address(x: Tensor | None) -> int | None:

@@ -1,8 +1,11 @@
 r"""Products at tensor-core speed with float32 accuracy: each factor is a sum of two fp16 numbers, hi + lo.
 
-With $a = a_1 + a_2$ and $b = b_1 + b_2$, 22 bits each, $ab = a_2 b_1 + a_1 b_1 + a_1 b_2$ to $2^{-22}$: one product of the
-copies (lo, hi, hi) of a, side by side, with (hi, hi, lo) of b, below each other. A power of two makes the most of fp16's
+With $a = a_1 + a_2$ and $b = b_1 + b_2$, 22 bits each, $ab = a_2 b_1 + a_1 b_2 + a_1 b_1$ to $2^{-22}$: one product of the
+copies (lo, hi, hi) of a, side by side, with (hi, lo, hi) of b, below each other. A power of two makes the most of fp16's
 range: columns of U have norm 1, those of W and Y norm 2, entries of T are at most 4, and the gradient is divided by its norm.
+
+Tensor cores round sums towards zero, so that long ones shrink: what is small comes first, the rest in a few pieces that are
+added up outside.
 """
 
 from __future__ import annotations
@@ -15,9 +18,10 @@ from .blocked import inverse
 from .fused import KERNELS, normalise, project_
 
 PLAIN, SKEW, LOWER = range(3)  # as in halves.cu
-LEFT, RIGHT, EITHER = (3, 0b110), (3, 0b011), (4, 0b0110)  # copies, and which are hi
+LEFT, RIGHT, EITHER = (3, 0b110), (3, 0b101), (4, 0b1101)  # copies, and which are hi: of EITHER, the last three are LEFT
 UNIT = 15  # the power of two with which a number of at most 1 fits; others have room for at most 2, 4 or 8
-LEAST = 2048
+LEAST, LEAST_THIN = 2048, 4096  # rows from which this is faster: of as many columns, and of few
+STRIP = 1024  # rows of U^T U at once
 
 
 def halves(x: Tensor, power: int, role: tuple[int, int], below: bool, kind: int = PLAIN, norm: Tensor | None = None) -> Tensor:
@@ -26,43 +30,66 @@ def halves(x: Tensor, power: int, role: tuple[int, int], below: bool, kind: int 
     out = x.new_empty((copies * rows, columns) if below else (rows, copies * columns), dtype=torch.float16)
     with torch.cuda.device(x.device):
         kernel = nvrtc.kernel(KERNELS / "halves.cu", "halves", {})
-        grid = -(-columns // 32), -(-rows // 32)
-        kernel(grid, 256, x, out, norm, rows, columns, kind, copies, order, int(below), power)
+    kernel((-(-columns // 32), -(-rows // 32)), 256, x, out, norm, rows, columns, kind, copies, order, int(below), power)
     return out
 
 
 def product(left: Tensor, right: Tensor, power: int, sign: int = 1, minus: Tensor | None = None) -> Tensor:
     """``sign`` times ``left @ right`` divided by $2^{power}$, minus ``minus`` if given; in float32."""
-    shape = left.shape[0], right.shape[1]
-    c = torch.empty(shape, dtype=torch.float32, device=left.device) if minus is None else minus
-    return torch.addmm(c, left, right, out_dtype=torch.float32, beta=0 if minus is None else -1, alpha=sign * 2.0**-power)
+    scale, total, step = sign * 2.0**-power, left.shape[1], max(512, left.shape[1] // 96 * 8)
+    first = min(total // 3 * 2 + step, total)
+    c = torch.empty((left.shape[0], right.shape[1]), dtype=torch.float32, device=left.device) if minus is None else minus
+    beta = 0 if minus is None else -1
+    c = torch.addmm(c, left[:, :first], right[:first], out_dtype=torch.float32, beta=beta, alpha=scale)
+    for at in range(first, total, step):
+        piece = slice(at, at + step)
+        torch.addmm(c, left[:, piece], right[piece], out_dtype=torch.float32, alpha=scale, out=c)
+    return c
 
 
-def _gram(u4: Tensor) -> Tensor:
-    """U^T U from the copies (lo, hi, hi, lo) of U."""
-    size = u4.shape[1] // 4
-    parts = product(u4[:, size : 2 * size].mT, u4[:, 2 * size :], 2 * UNIT)
-    gram = parts.new_empty(size, size)
-    with torch.cuda.device(u4.device):
-        nvrtc.kernel(KERNELS / "halves.cu", "join", {})((-(-size // 32),) * 2, 256, parts, gram, size)
+def _gram(u: Tensor) -> Tensor:
+    """U^T U on and above the diagonal, added up in float64: of nearly parallel vectors the inverse of S makes the most."""
+    gram, u = u.new_empty(u.shape[1], u.shape[1]), u.double()
+    for at in range(0, u.shape[1], STRIP):
+        rows = slice(at, at + STRIP)
+        gram[rows, at:] = u[:, rows].mT @ u[:, at:]
     return gram
 
 
 def serves(v: Tensor) -> bool:
-    """Whether ``v (N, L)`` is so large that this is faster, and fp16 products add up in float32."""
-    shaped = v.dim() == 2 and min(v.shape) >= LEAST and v.shape[0] % 8 == v.shape[1] % 8 == 0
-    return shaped and not torch.backends.cuda.matmul.allow_fp16_accumulation
+    """Whether ``v (N, L)`` is so large that this is faster."""
+    return _takes(v) and min(v.shape) >= LEAST
+
+
+def serves_thin(v: Tensor) -> bool:
+    """Whether ``v (N, L)`` has so many rows, though few columns, that Q is faster so."""
+    return _takes(v) and v.shape[0] >= LEAST_THIN
+
+
+def _takes(v: Tensor) -> bool:
+    """Whether tensor cores take the sizes, add fp16 products up in float32, and know float64."""
+    shaped = v.dim() == 2 and v.shape[0] % 8 == v.shape[1] % 8 == 0
+    able = shaped and torch.cuda.get_device_capability(v.device) in ((8, 0), (9, 0), (10, 0))
+    return able and not torch.backends.cuda.matmul.allow_fp16_accumulation
+
+
+def eye_minus(w: Tensor, u: Tensor) -> Tensor:
+    """Q from W and U."""
+    return _eye_minus(w, halves(u, UNIT, RIGHT, below=False))
+
+
+def _eye_minus(w: Tensor, right: Tensor) -> Tensor:
+    q = product(halves(w, 14, LEFT, below=False), right.mT, 14 + UNIT, sign=-1)
+    q.diagonal().add_(1)
+    return q
 
 
 def matrix(v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """u, t, the reciprocal norms, and Q."""
     u, reciprocal = normalise(v)
-    size, copies = u.shape[1], halves(u, UNIT, EITHER, below=False)
-    t = inverse(_gram(copies), unit=True)
-    w = product(copies[:, : 3 * size], halves(t, 13, RIGHT, below=True), 13 + UNIT)
-    q = product(halves(w, 14, LEFT, below=False), copies[:, size:].mT, 14 + UNIT, sign=-1)
-    q.diagonal().add_(1)
-    return u, t, reciprocal, q
+    t, size, copies = inverse(_gram(u)), u.shape[1], halves(u, UNIT, EITHER, below=False)
+    w = product(copies[:, size:], halves(t, 13, RIGHT, below=True), 13 + UNIT)
+    return u, t, reciprocal, _eye_minus(w, copies[:, : 3 * size])
 
 
 def wide_gradient(u: Tensor, t: Tensor, reciprocal: Tensor, q: Tensor, z: Tensor) -> Tensor:
@@ -71,7 +98,7 @@ def wide_gradient(u: Tensor, t: Tensor, reciprocal: Tensor, q: Tensor, z: Tensor
     left = halves(u, UNIT, LEFT, below=False)
     y = halves(product(left, halves(t, 13, RIGHT, below=False).mT, 13 + UNIT), 14, EITHER, below=True)
     omega = product(halves(q, UNIT, LEFT, below=True).mT, halves(z, UNIT, RIGHT, below=True, norm=norm), 2 * UNIT)
-    x = product(halves(omega, 14, LEFT, below=False, kind=SKEW), y[n:], 14 + 14)
-    k = product(y[: 3 * n].mT, halves(x, 13, RIGHT, below=True), 14 + 13)
+    x = product(halves(omega, 14, LEFT, below=False, kind=SKEW), y[: 3 * n], 14 + 14)
+    k = product(y[n:].mT, halves(x, 13, RIGHT, below=True), 14 + 13)
     du = product(left, halves(k, 12, RIGHT, below=True, kind=LOWER), UNIT + 12, minus=x)
     return project_(du, u, reciprocal, norm)

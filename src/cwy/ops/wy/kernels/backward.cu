@@ -12,16 +12,20 @@ struct Backward {
   double* parts;  // of sums over rows
   Token* flags;
   Token token;
-  int kind, batch, n, l, chunks, splits;
+  int kind, batch, n, l, chunks, splits, groups;
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) backward(const Backward of) {
-  Grid grid(of.flags, of.token);
-  const int n = of.n, l = of.l, splits = of.splits, batch = of.batch;
+  Grid grid(of.flags, of.token, of.groups);
+  const int n = of.n, l = of.l, splits = of.splits, chunks = of.chunks;
+  const int first = share(grid.group, of.groups, of.batch), batch = share(grid.group + 1, of.groups, of.batch) - first;
   const long nl = (long)n * l, ll = (long)l * l, nn = (long)n * n;
-  const float *const z = of.z, *const u = of.u, *const t = of.t;
-  float* const dv = of.dv;
-  float* const parts = reinterpret_cast<float*>(of.parts);
+  const float *const u = of.u + first * nl, *const t = of.t + first * ll, *const reciprocal = of.reciprocal + (long)first * l;
+  const float* const z = of.z + first * (of.kind == TRUNCATED ? nl : nn);
+  float* const dv = of.dv + first * nl;
+  float* const work = of.work + first * (of.kind == NARROW ? ll + 4 * nl : of.kind == WIDE ? ll + 2 * nl + nn : of.kind == TRUNCATED ? 5 * ll : ll);
+  double* const columns = of.parts + first * max((long)chunks * l, splits > 1 ? splits * ll : 0);
+  float* const parts = reinterpret_cast<float*>(columns);
 
   auto all = [=](int size) { return [=](int, int, int) { return make_int2(0, size); }; };
   auto matrix = [=](const float* x, int rows, int columns) { return [=](int b, int i, int j) { return x[((long)b * rows + i) * columns + j]; }; };
@@ -50,9 +54,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) backward(const B
   };
 
   if (of.kind == NARROW || of.kind == ENDING) {
-    float* const d = of.work;
+    float* const d = work;
     float* const y = d + batch * ll;
-    float *w = of.w, *a = of.a, *z_w = of.b;
+    float *w = of.w + first * nl, *a = of.a + first * nl, *z_w = of.b + first * nl;
     if (of.kind == NARROW) {
       w = y + batch * nl, a = w + batch * nl, z_w = a + batch * nl;
       product<float, true, true>(grid, batch, n, l, [=](int, int, int j) { return make_int2(j, l); }, matrix(u, n, l), transposed(t, l, l), into(y, n, l));
@@ -70,11 +74,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) backward(const B
       dv[at] = x - a[at] - z_w[at];
     });
   } else if (of.kind == WIDE) {
-    float* const k = of.work;
+    float* const k = work;
     float* const y = k + batch * ll;
     float* const x = y + batch * nl;
     float* const omega = x + batch * nl;
-    product<float, false, false>(grid, batch, n, n, all(n), transposed(of.q, n, n), matrix(z, n, n), into(omega, n, n));
+    product<float, false, false>(grid, batch, n, n, all(n), transposed(of.q + first * nn, n, n), matrix(z, n, n), into(omega, n, n));
     product<float, true, true>(grid, batch, n, l, [=](int, int, int j) { return make_int2(j, l); }, matrix(u, n, l), transposed(t, l, l), into(y, n, l));
     grid.meet();
     product<float, true, false>(
@@ -94,7 +98,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) backward(const B
           dv[at] = value - 2 * x[at];
         });
   } else {
-    float* const c = of.work;
+    float* const c = work;
     float* const y = c + batch * ll;
     float* const e = y + batch * ll;
     float* const top = e + batch * ll;
@@ -121,11 +125,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) backward(const B
 
   grid.meet();
   over_columns(
-      grid, batch, n, l, of.chunks, of.parts, [=](int b, int i, int j) { const long at = b * nl + (long)i * l + j; return (double)u[at] * dv[at]; },
+      grid, batch, n, l, chunks, columns, [=](int b, int i, int j) { const long at = b * nl + (long)i * l + j; return (double)u[at] * dv[at]; },
       [=](int b, int j, double along) { return along; },
       [=](int b, int i, int j, double along) {
         const long at = b * nl + (long)i * l + j;
-        dv[at] = (float)(dv[at] - u[at] * along) * of.reciprocal[(long)b * l + j];
+        dv[at] = (float)(dv[at] - u[at] * along) * reciprocal[(long)b * l + j];
       });
-  grid.leave();
 }

@@ -31,12 +31,12 @@ project(const float* u, const float* reciprocal, float* dv, const double* norm, 
 }
 
 struct Blocks {
-  const float* gram;  // batch x l x l, U^T U
+  const float* gram;  // batch x l x l, U^T U on and above the diagonal
   float* t;           // batch x l x l: inverses of the blocks of S along the diagonal, and zeros below
   double* work;       // batch x blocks x width x width
   Token* flags;
   Token token;
-  int batch, l, width, unit;  // unit: columns are of length 1 or 0, whatever the diagonal of `gram` has
+  int batch, l, width;
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) invert_blocks(const Blocks of) {
@@ -47,7 +47,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) invert_blocks(co
     const int at = b % blocks * width;
     if (at + j >= l) return i == j ? 1. : 0.;
     const float x = of.gram[b / blocks * ll + (long)(at + i) * l + at + j];
-    return i != j ? x : x == 0 || of.unit ? .5 : x / 2.;
+    return i != j ? x : x == 0 ? .5 : x / 2.;
   });
   grid.meet();
   over_entries(grid, of.batch, l, l, [=](int b, int i, int j) {
@@ -56,5 +56,4 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) invert_blocks(co
     const bool inside = block == j / width && i <= j;
     of.t[b * ll + (long)i * l + j] = inside ? (float)of.work[((long)b * blocks + block) * ww + (long)(i % width) * width + j % width] : 0.f;
   });
-  grid.leave();
 }

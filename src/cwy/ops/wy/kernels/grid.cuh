@@ -2,8 +2,9 @@
 #pragma once
 
 typedef unsigned long long Token;
-constexpr int THREADS = 256, SLAB = 32, EACH = TILE / 16, PITCH = TILE + 2, COLUMNS = 8, ROWS = THREADS / COLUMNS;
-constexpr int RESIDENT = 64 / TILE;  // blocks that a processor is to hold
+constexpr int THREADS = 256, COLUMNS = 8, ROWS = THREADS / COLUMNS;
+constexpr int TILE = 32, EACH = 4, PARTS = THREADS / (TILE / EACH * (TILE / EACH)), PITCH = TILE + 4;
+constexpr int RESIDENT = 2;  // blocks that a processor is to hold
 
 extern __shared__ __align__(16) unsigned char memory[];
 
@@ -16,30 +17,39 @@ __device__ __forceinline__ Token get(const Token* from) {
   return token;
 }
 
-// All blocks of a launch, which take the tiles of a phase in turn. Tokens are new at each call, so that flags need not be
-// cleared first; the two rows of flags take turns, so that no block can run ahead over a flag that is still read.
+// The blocks that share some of the matrices, which take the tiles of a phase in turn. Tokens are new at each call, so that flags
+// need not be cleared first. A graph replayed comes with the same ones: two meetings or more leave another than the first.
 struct Grid {
-  Token* const flags;  // 2 x blocks
+  const int group, size, index;
+  Token* const flags;  // one for each block: the first says that all have come
   Token token;
   int turn;
 
-  __device__ Grid(Token* flags, Token token) : flags(flags), token(token), turn(blockIdx.x) {}
+  __device__ Grid(Token* flags, Token token, int groups = 1)
+      : group(blockIdx.x / (gridDim.x / groups)), size(gridDim.x / groups), index(blockIdx.x % size), flags(flags + group * size),
+        token(token), turn(index) {}
 
-  // Waits for all blocks, and sees what they wrote.
+  // Waits for all blocks of the group, and sees what they wrote.
   __device__ void meet() {
-    Token* const row = flags + (token & 1) * gridDim.x;
     __syncthreads();
-    if (threadIdx.x == 0) set(row + blockIdx.x, token);
-    for (int i = threadIdx.x; i < gridDim.x; i += THREADS)
-      while (get(row + i) != token) {}
-    __syncthreads();
-    token++, turn = blockIdx.x;
-  }
-  // A graph replayed comes with the same tokens. After three meetings or more, what is left is none of the first two.
-  __device__ void leave() {
-    if (threadIdx.x == 0) set(flags + (token & 1) * gridDim.x + blockIdx.x, 0);
+    if (size > 1) {
+      if (index == 0) {
+        for (int i = 1 + threadIdx.x; i < size; i += THREADS)
+          while (get(flags + i) != token) {}
+        __syncthreads();
+        if (threadIdx.x == 0) set(flags, token);
+      } else if (threadIdx.x == 0) {
+        set(flags + index, token);
+        while (get(flags) != token) {}
+      }
+      __syncthreads();
+    }
+    token++, turn = index;
   }
 };
+
+// The first of the matrices of a group.
+__device__ __forceinline__ int share(int group, int groups, int batch) { return (int)((long)group * batch / groups); }
 
 // finish(b, i, j, make(b, j, sum over i of term(b, i, j))) for every entry of `count` matrices. With more than one chunk of rows the
 // blocks meet once, and `parts` holds count x chunks x columns.
@@ -49,7 +59,7 @@ __device__ void over_columns(Grid& grid, int count, int rows, int columns, int c
   const int row = threadIdx.x / COLUMNS, column = threadIdx.x % COLUMNS;
   double* const sums = reinterpret_cast<double*>(memory);
   for (int pass = chunks == 1; pass < 2; pass++) {
-    for (; grid.turn < total; grid.turn += gridDim.x) {
+    for (; grid.turn < total; grid.turn += grid.size) {
       const int b = grid.turn / across / chunks, chunk = grid.turn / across % chunks, j = grid.turn % across * COLUMNS + column;
       const int from = chunk * each, to = j < columns ? min(from + each, rows) : from;
       double sum = 0;
@@ -81,7 +91,7 @@ __device__ void over_columns(Grid& grid, int count, int rows, int columns, int c
 // each(b, i, j) for every entry of `count` matrices.
 template <class Each> __device__ void over_entries(Grid& grid, int count, int rows, int columns, Each each) {
   const long size = (long)rows * columns, total = (count * size + THREADS - 1) / THREADS;
-  for (; grid.turn < total; grid.turn += gridDim.x) {
+  for (; grid.turn < total; grid.turn += grid.size) {
     const long entry = (long)grid.turn * THREADS + threadIdx.x;
     if (entry < count * size) each((int)(entry / size), (int)(entry % size / columns), (int)(entry % columns));
   }
@@ -89,55 +99,64 @@ template <class Each> __device__ void over_entries(Grid& grid, int count, int ro
 }
 
 // put(b, i, j, sum over k of left(b, i, k) right(b, k, j)) for every entry of `count` matrices. range(b, i, j) says over which k the
-// tile at (i, j) runs; a tile without any is left out. Each operand says whether its neighbours in memory are along k.
+// tile at (i, j) runs; a tile without any is left out. Each operand says whether its neighbours in memory are along k. A block adds
+// up a tile in PARTS, each of some of the k and with EACH x EACH entries a thread.
 template <typename Sum, bool LEFT_ALONG, bool RIGHT_ALONG, class Range, class Left, class Right, class Put>
 __device__ void product(Grid& grid, int count, int rows, int columns, Range range, Left left, Right right, Put put) {
-  constexpr int LOADS = TILE * SLAB / THREADS;
+  constexpr int SLAB = 256 / sizeof(Sum), LOADS = TILE * SLAB / THREADS, DEPTH = SLAB / PARTS, TEAM = THREADS / PARTS;
   const int down = (rows + TILE - 1) / TILE, across = (columns + TILE - 1) / TILE, total = count * down * across;
-  const int y = threadIdx.x / 16 * EACH, x = threadIdx.x % 16 * EACH;
+  const int part = threadIdx.x / TEAM, y = threadIdx.x % TEAM / (TILE / EACH) * EACH, x = threadIdx.x % (TILE / EACH) * EACH;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   Sum* const lefts = reinterpret_cast<Sum*>(memory);
   Sum* const rights = lefts + SLAB * PITCH;
-  for (; grid.turn < total; grid.turn += gridDim.x) {
+  // Which of a tile, and which k, a thread loads: runs of 8 along k, or of 32 across.
+  auto place = [=](bool along, int e) { return along ? lane / 8 + 4 * ((warp + 8 * e) / (SLAB / 8)) : lane; };
+  auto depth = [=](bool along, int e) { return along ? lane % 8 + 8 * ((warp + 8 * e) % (SLAB / 8)) : warp + 8 * e; };
+  for (; grid.turn < total; grid.turn += grid.size) {
     const int b = grid.turn / across / down, i0 = grid.turn / across % down * TILE, j0 = grid.turn % across * TILE;
     const int2 k = range(b, i0, j0);
     if (k.x >= k.y) continue;
     decltype(left(0, 0, 0)) l[LOADS];
     decltype(right(0, 0, 0)) r[LOADS];
-    auto fetch = [&](int k0) {
+    Sum sums[EACH][EACH] = {};
+    for (int k0 = k.x;; k0 += SLAB) {  // loads one slab while it adds up the one before
       #pragma unroll
       for (int e = 0; e < LOADS; e++) {
-        const int m = threadIdx.x + e * THREADS;
-        const int i = i0 + (LEFT_ALONG ? m / SLAB : m % TILE), ki = k0 + (LEFT_ALONG ? m % SLAB : m / TILE);
-        const int j = j0 + (RIGHT_ALONG ? m / SLAB : m % TILE), kj = k0 + (RIGHT_ALONG ? m % SLAB : m / TILE);
+        const int i = i0 + place(LEFT_ALONG, e), ki = k0 + depth(LEFT_ALONG, e);
+        const int j = j0 + place(RIGHT_ALONG, e), kj = k0 + depth(RIGHT_ALONG, e);
         l[e] = i < rows && ki < k.y ? left(b, i, ki) : 0;
         r[e] = j < columns && kj < k.y ? right(b, kj, j) : 0;
       }
-    };
-    Sum sums[EACH][EACH] = {};
-    fetch(k.x);
-    for (int k0 = k.x; k0 < k.y; k0 += SLAB) {
+      if (k0 > k.x) {
+        #pragma unroll 4
+        for (int s = part * DEPTH; s < (part + 1) * DEPTH; s++) {
+          #pragma unroll
+          for (int i = 0; i < EACH; i++)
+            #pragma unroll
+            for (int j = 0; j < EACH; j++) sums[i][j] += lefts[s * PITCH + y + i] * rights[s * PITCH + x + j];
+        }
+      }
       __syncthreads();
+      if (k0 >= k.y) break;
       #pragma unroll
       for (int e = 0; e < LOADS; e++) {
-        const int m = threadIdx.x + e * THREADS;
-        lefts[LEFT_ALONG ? m % SLAB * PITCH + m / SLAB : m / TILE * PITCH + m % TILE] = (Sum)l[e];
-        rights[RIGHT_ALONG ? m % SLAB * PITCH + m / SLAB : m / TILE * PITCH + m % TILE] = (Sum)r[e];
+        lefts[depth(LEFT_ALONG, e) * PITCH + place(LEFT_ALONG, e)] = (Sum)l[e];
+        rights[depth(RIGHT_ALONG, e) * PITCH + place(RIGHT_ALONG, e)] = (Sum)r[e];
       }
       __syncthreads();
-      if (k0 + SLAB < k.y) fetch(k0 + SLAB);
-      #pragma unroll 8
-      for (int s = 0; s < SLAB; s++) {
-        #pragma unroll
-        for (int i = 0; i < EACH; i++)
-          #pragma unroll
-          for (int j = 0; j < EACH; j++) sums[i][j] += lefts[s * PITCH + y + i] * rights[s * PITCH + x + j];
-      }
     }
     #pragma unroll
     for (int i = 0; i < EACH; i++)
       #pragma unroll
-      for (int j = 0; j < EACH; j++)
-        if (i0 + y + i < rows && j0 + x + j < columns) put(b, i0 + y + i, j0 + x + j, sums[i][j]);
+      for (int j = 0; j < EACH; j++) lefts[(part * TILE + y + i) * TILE + x + j] = sums[i][j];
+    __syncthreads();
+    #pragma unroll
+    for (int i = warp; i < TILE; i += THREADS / 32) {
+      Sum sum = 0;
+      #pragma unroll
+      for (int p = 0; p < PARTS; p++) sum += lefts[(p * TILE + i) * TILE + lane];
+      if (i0 + i < rows && j0 + lane < columns) put(b, i0 + i, j0 + lane, sum);
+    }
   }
   grid.turn -= total;
 }

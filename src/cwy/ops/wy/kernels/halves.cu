@@ -37,16 +37,3 @@ halves(const float* x, unsigned short* out, const double* norm, int rows, int co
       out[(below ? (long)c * rows + row : (long)row * copies + c) * columns + column] = order >> c & 1 ? hi : lo;
   }
 }
-
-// gram = (g + g'^T) + g'', in n x n, from n x 2n (g, g') with g'' = g': U^T U from hi^T hi and hi^T lo.
-extern "C" __global__ void __launch_bounds__(TILE * STEP) join(const float* parts, float* gram, int n) {
-  __shared__ float mirror[TILE][TILE + 1];
-  const int i0 = blockIdx.y * TILE, j0 = blockIdx.x * TILE, j = threadIdx.x % TILE;
-  for (int i = threadIdx.x / TILE; i < TILE; i += STEP)
-    if (j0 + i < n && i0 + j < n) mirror[i][j] = parts[(long)(j0 + i) * 2 * n + n + i0 + j];
-  __syncthreads();
-  for (int i = threadIdx.x / TILE; i < TILE; i += STEP) {
-    const int row = i0 + i, column = j0 + j;
-    if (row < n && column < n) gram[(long)row * n + column] = parts[(long)row * 2 * n + column] + (parts[(long)row * 2 * n + n + column] + mirror[j][i]);
-  }
-}

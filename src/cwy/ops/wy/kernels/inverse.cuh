@@ -44,7 +44,7 @@ template <class S> __device__ void invert(Grid& grid, int count, int l, double* 
   const long ll = (long)l * l;
   const int blocks = (l + BLOCK - 1) / BLOCK;
   double (*const block)[BLOCK + 1] = reinterpret_cast<double (*)[BLOCK + 1]>(memory);
-  for (; grid.turn < count * blocks; grid.turn += gridDim.x) {
+  for (; grid.turn < count * blocks; grid.turn += grid.size) {
     const int b = grid.turn / blocks, at = grid.turn % blocks * BLOCK;
     __syncthreads();
     for (int e = threadIdx.x; e < BLOCK * BLOCK; e += THREADS) {
