@@ -9,6 +9,7 @@ from statistics import mean, median
 from ..report.describe import Column, Config, Curve, Description, Series
 from ..report.runs import Run
 from ..report.words import duration, listed
+from .recipes import paper
 
 # Tables 3 and 5: test perplexity, 2^CE; cross-entropy and its standard error; minutes of 10 epochs; million parameters.
 PAPER = {
@@ -45,8 +46,8 @@ def _finding(series: Sequence[Series]) -> str:
 
 
 def _published(config: Config) -> str | None:
-    ours = config["hidden_size"], config["embedding_size"], config["epochs"], config["lr"]
-    if ours != (1024, 256, 10, 1e-2) or config["file"] is not None:
+    ours = config["hidden_size"], config["embedding_size"], config["epochs"], config["lr"], config["nonlinearity"]
+    if ours != (1024, 256, 10, 1e-2, paper(config["method"]).nonlinearity) or config["file"] is not None:
         return None
     key = (config["method"], config["reflections"] or 1024) if config["method"] == "cwy" else config["method"]
     if key not in PAPER:

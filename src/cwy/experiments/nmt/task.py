@@ -43,7 +43,7 @@ class Translation(RecurrentTask):
         if find_spec("sacrebleu") is None:
             raise DataError('translation needs sacrebleu. To install: pip install "cwy[nmt]"')
         c = self.config
-        if settings.recipe not in ("paper", "small") and not settings.recipe.startswith(settings.method):
+        if settings.recipe not in ("paper", "tanh", "small") and not settings.recipe.startswith(settings.method):
             raise ConfigError(f"the recipe {settings.recipe} is not for {settings.method}. Use nmt/paper.")
         self.corpus = load(c, settings.seed)
         words = self.corpus.source, self.corpus.target
