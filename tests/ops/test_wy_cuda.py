@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from cwy.ops import cwy_matrix, cwy_multiply, nvrtc, tcwy_matrix, wy_factors
-from cwy.ops.wy import cuda, fused, halves
+from cwy.ops.wy import cuda, fused
 from cwy.testing import assert_as_close
 from tests.families import FAMILIES, departure, vectors
 
@@ -68,10 +68,11 @@ def agree(call, v):
     ours, plain, truth = (results(call, v, *how) for how in (("cuda",), ("analytic",), ("analytic", torch.float64)))
     for name, a, p, t in zip(("value", "gradient of v", "gradient of x"), ours, plain, truth, strict=False):
         assert a.shape == t.shape
+        # Of few terms plain rounding is a matter of luck: what sums of so many numbers take at random is allowed as well.
+        if (a.double() - t).abs().max() <= EPS * (16 + 2 * max(v.shape[-2:]) ** 0.5) * t.abs().max():
+            continue
         try:
-            # Of few terms the rounding is a matter of luck; and tensor cores round towards zero, for which vectors that are
-            # zero or sparse, and hardly round otherwise, make no room.
-            assert_as_close(a, p, t, factor=10 if min(v.shape[-2:]) >= halves.LEAST else 4)
+            assert_as_close(a, p, t, factor=4)
         except AssertionError as error:
             raise AssertionError(f"{call} of {tuple(v.shape)}, {name}: {error}") from None
     return ours[0]

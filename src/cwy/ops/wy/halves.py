@@ -14,14 +14,13 @@ import torch
 from torch import Tensor
 
 from .. import nvrtc
-from .blocked import inverse
+from .blocked import DOUBLE, gram, inverse
 from .fused import KERNELS, normalise, project_
 
 PLAIN, SKEW, LOWER = range(3)  # as in halves.cu
 LEFT, RIGHT, EITHER = (3, 0b110), (3, 0b101), (4, 0b1101)  # copies, and which are hi: of EITHER, the last three are LEFT
 UNIT = 15  # the power of two with which a number of at most 1 fits; others have room for at most 2, 4 or 8
 LEAST, LEAST_THIN = 2048, 4096  # rows from which this is faster: of as many columns, and of few
-STRIP = 1024  # rows of U^T U at once
 
 
 def halves(x: Tensor, power: int, role: tuple[int, int], below: bool, kind: int = PLAIN, norm: Tensor | None = None) -> Tensor:
@@ -47,15 +46,6 @@ def product(left: Tensor, right: Tensor, power: int, sign: int = 1, minus: Tenso
     return c
 
 
-def _gram(u: Tensor) -> Tensor:
-    """U^T U on and above the diagonal, added up in float64: of nearly parallel vectors the inverse of S makes the most."""
-    gram, u = u.new_empty(u.shape[1], u.shape[1]), u.double()
-    for at in range(0, u.shape[1], STRIP):
-        rows = slice(at, at + STRIP)
-        gram[rows, at:] = u[:, rows].mT @ u[:, at:]
-    return gram
-
-
 def serves(v: Tensor) -> bool:
     """Whether ``v (N, L)`` is so large that this is faster."""
     return _takes(v) and min(v.shape) >= LEAST
@@ -69,7 +59,7 @@ def serves_thin(v: Tensor) -> bool:
 def _takes(v: Tensor) -> bool:
     """Whether tensor cores take the sizes, add fp16 products up in float32, and know float64."""
     shaped = v.dim() == 2 and v.shape[0] % 8 == v.shape[1] % 8 == 0
-    able = shaped and torch.cuda.get_device_capability(v.device) in ((8, 0), (9, 0), (10, 0))
+    able = shaped and torch.cuda.get_device_capability(v.device) in DOUBLE
     return able and not torch.backends.cuda.matmul.allow_fp16_accumulation
 
 
@@ -87,7 +77,7 @@ def _eye_minus(w: Tensor, right: Tensor) -> Tensor:
 def matrix(v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """u, t, the reciprocal norms, and Q."""
     u, reciprocal = normalise(v)
-    t, size, copies = inverse(_gram(u)), u.shape[1], halves(u, UNIT, EITHER, below=False)
+    t, size, copies = inverse(gram(u)), u.shape[1], halves(u, UNIT, EITHER, below=False)
     w = product(copies[:, size:], halves(t, 13, RIGHT, below=True), 13 + UNIT)
     return u, t, reciprocal, _eye_minus(w, copies[:, : 3 * size])
 
