@@ -6,6 +6,7 @@ import re
 import pytest
 import torch
 
+from cwy.bench.rnn import off_kinks
 from cwy.ops import cwy_matrix, nvrtc, rollout, wy_factors
 from cwy.ops.recurrence import cuda, shapes
 from cwy.ops.recurrence.nonlinearities import NONLINEARITIES
@@ -35,6 +36,13 @@ def poisoned():
     torch.use_deterministic_algorithms(False)
 
 
+def away(given, f):
+    """The same with inputs that keep z off the kinks of f, where float32 may round to the other side."""
+    with torch.no_grad():
+        off_kinks(f, given["x"], given["h0"], [cwy_matrix(given["v"].double())], given["bias"])
+    return given
+
+
 def agree(given, f, ours, **options):
     truth = run(double(given), f, backend="reference", **options)
     plain = run(given, f, backend="reference", **options)
@@ -45,7 +53,7 @@ def agree(given, f, ours, **options):
 @gpu
 @pytest.mark.parametrize(("n", "f", "batch", "steps"), CASES)
 def test_a_formed_transition(n, f, batch, steps, poisoned):
-    given = problem(n, batch, steps, device="cuda")
+    given = away(problem(n, batch, steps, device="cuda"), f)
     agree(given, f, held(given, f, strided=True))
 
 
@@ -55,7 +63,7 @@ def test_a_formed_transition(n, f, batch, steps, poisoned):
 )
 @pytest.mark.parametrize("f", ["modrelu", "abs", "tanh"])
 def test_a_factored_transition(n, reflections, f, poisoned):
-    given = problem(n, 67, 19, device="cuda", reflections=reflections)
+    given = away(problem(n, 67, 19, device="cuda", reflections=reflections), f)
     agree(given, f, held(given, f, factors=True, strided=True))
 
 
@@ -68,7 +76,7 @@ def test_a_factored_transition(n, reflections, f, poisoned):
 @pytest.mark.parametrize("output", ["all", "last"])
 @pytest.mark.parametrize("lengths", [None, (70, 3, 70, 1, 65, 64, 9)])
 def test_modes_and_lengths(n, factors, f, memory, output, lengths, poisoned):
-    given = problem(n, 7, 70, device="cuda", reflections=20)
+    given = away(problem(n, 7, 70, device="cuda", reflections=20), f)
     options = {"output": output} | ({} if lengths is None else {"lengths": torch.tensor(lengths)})
     ours = held(given, f, factors=factors, memory=memory, **options)
     truth = run(double(given), f, backend="reference", **options)
@@ -81,7 +89,7 @@ def test_modes_and_lengths(n, factors, f, memory, output, lengths, poisoned):
 @gpu
 def test_more_sequences_than_fit_at_once():
     for n, batch in ((48, 300), (190, 1000), (300, 400)):
-        given = problem(n, batch, 5, device="cuda")
+        given = away(problem(n, batch, 5, device="cuda"), "modrelu")
         agree(given, "modrelu", held(given, "modrelu"))
 
 
