@@ -26,6 +26,9 @@ PAPER = {
     ("cwy", 64): (1.52, "0.60 ± .01", 175, 23),
 }
 
+SHOWN = 4
+"""Methods that the headline names."""
+
 
 def epoch_seconds(run: Run) -> float | None:
     """The median over epochs; the first, which records graphs, counts only where it is alone."""
@@ -40,9 +43,12 @@ def _last(metric: str):
 
 
 def _finding(series: Sequence[Series]) -> str:
-    losses = {one.label: [v for run in one.runs if (v := _last("loss")(run)) is not None] for one in series}
-    known = sorted((mean(values), label) for label, values in losses.items() if values)
-    return listed([f"{label} {loss:.3f}" for loss, label in known]) + " nats a word" if known else "not evaluated yet"
+    losses = [(one, [v for run in one.runs if (v := _last("loss")(run)) is not None]) for one in series]
+    known = sorted((mean(values), one.method, one.label) for one, values in losses if values)
+    # Of each method its best setting, and no more than fit a headline.
+    best = {method: f"{label} {loss:.3f}" for loss, method, label in reversed(known)}
+    shown = sorted(best.values(), key=lambda text: float(text.split()[-1]))[:SHOWN]
+    return listed(shown) + " nats a word" if known else "not evaluated yet"
 
 
 def _published(config: Config) -> str | None:
@@ -67,7 +73,9 @@ def _parameters(run: Run) -> float | None:
 
 
 def _over_epochs(split: str, told: str) -> Curve:
-    return Curve(split, "loss", f"cross-entropy, nats a word ({told})", split=split, along="epoch", along_label="epoch")
+    return Curve(
+        split, "loss", f"cross-entropy, nats a word ({told})", split=split, along="epoch", along_label="epoch", scale="log"
+    )
 
 
 DESCRIPTIONS = {
@@ -85,9 +93,9 @@ DESCRIPTIONS = {
         ),
         columns=(
             Column("loss a word", _last("loss"), "{:.3f}".format),
-            Column("perplexity", _last("perplexity"), "{:.2f}".format),
+            Column("perplexity", _last("perplexity"), "{:.4g}".format),
             Column("loss as the paper's", _last("paper_loss"), "{:.3f}".format),
-            Column("perplexity as the paper's", _last("paper_perplexity"), "{:.3f}".format),
+            Column("perplexity as the paper's", _last("paper_perplexity"), "{:.4g}".format),
             Column("BLEU", _last("bleu"), "{:.1f}".format),
             Column("parameters, M", _parameters, "{:.1f}".format),
             Column("time an epoch", epoch_seconds, duration),

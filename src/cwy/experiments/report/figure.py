@@ -59,19 +59,22 @@ STYLE = {
 def draw(panel: Panel, curve: Curve) -> Figure:
     """A panel's figure of one metric."""
     with rc_context(STYLE):
-        figure = Figure(figsize=(7.2, 4.6), layout="constrained")
+        shown = panel.drawn(curve)
+        lines = -(-len(shown) // _columns([one.label for one in shown])) if shown else 0
+        # A long legend takes no room from the curves.
+        figure = Figure(figsize=(7.2, 4.6 + 0.21 * max(0, lines - 3)), layout="constrained")
         axes = figure.subplots()
         axes.set(xlabel=curve.along_label, ylabel=curve.label)
         axes.set_xscale(curve.along_scale)
         axes.set_yscale(curve.scale)
-        for series, style in zip(panel.drawn(curve), styles(panel.drawn(curve)), strict=True):
+        for series, style in zip(shown, styles(shown), strict=True):
             _curves(axes, curve, series, style)
         if curve.baseline:
             level = curve.baseline.value(panel.config)
             label = f"{curve.baseline.label} ({curve.baseline.form(level)})"
             axes.axhline(level, color=INK, linestyle=(0, (4, 3)), linewidth=1.4, label=label)
         if curve.overlay:
-            curve.overlay(axes, panel.drawn(curve))
+            curve.overlay(axes, shown)
         axes.grid(which="major", color="#8a94a3", alpha=0.25, linewidth=0.7)
         axes.set_title(panel.title, loc="left", fontsize="medium", fontweight="bold")
         _ticks(axes, curve)
@@ -96,14 +99,16 @@ def _curves(axes: Axes, curve: Curve, series: Series, style: dict[str, Any]) -> 
     curves = [run.curve(curve.split, curve.metric, curve.along) for run in series.runs]
     name = f"series {series.label}"
     if len(curves) == 1:
-        axes.plot(*curves[0], label=series.label, gid=name, **style)
+        # A line of one point is not seen.
+        axes.plot(*curves[0], label=series.label, gid=name, marker="o" if len(curves[0][0]) == 1 else None, **style)
         return
     thin: dict[str, Any] = {**style, "linewidth": 0.8, "alpha": 0.45}
     for x, y in curves:
         axes.plot(x, y, gid=name, **thin)
-    # The mean over seeds, where every seed has a value; of logarithms on such an axis.
-    common = sorted(set.intersection(*(set(x) for x, _ in curves)))
-    values = np.array([[dict(zip(x, y, strict=True))[at] for at in common] for x, y in curves])
+    # The mean over seeds, as far as every seed has come; of logarithms on such an axis.
+    begin, end = max(x[0] for x, _ in curves if x), min(x[-1] for x, _ in curves if x)
+    common = [at for at in curves[0][0] if begin <= at <= end]
+    values = np.array([np.interp(common, x, y) for x, y in curves if x])
     mean = np.exp(np.log(np.maximum(values, 1e-300)).mean(0)) if curve.scale == "log" else values.mean(0)
     axes.plot(common, mean, label=f"{series.label} ({len(curves)} seeds)", gid=name, **style)
 

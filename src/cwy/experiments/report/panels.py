@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from .describe import Config, Curve, Description, Series, describe
 from .runs import Run
+from .words import number
 
 # What may differ between two runs of one curve.
 INCIDENTAL = {"seed", "recipe", "device", "compile", "log_every", "evaluate_every", "save_every"}
@@ -79,7 +80,10 @@ def _series(runs: Sequence[Run]) -> list[Series]:
         differ = [
             key for key in run.config if key not in INCIDENTAL and any(o.config.get(key) != run.config[key] for o in alike)
         ]
-        variant = ", ".join(_setting(key, run.config[key]) for key in differ)
+        if run.config.get("orthogonal_lr") == run.config.get("lr") and "lr" in differ:
+            differ = [key for key in differ if key != "orthogonal_lr"]
+        # Rates come last.
+        variant = ", ".join(_setting(key, run.config[key]) for key in sorted(differ, key=lambda key: key.endswith("lr")))
         found.setdefault(f"{run.method} ({variant})" if variant else run.method, []).append(run)
     return [Series(label, members) for label, members in found.items()]
 
@@ -89,4 +93,7 @@ def _rank(method: str) -> tuple[int, str]:
 
 
 def _setting(key: str, value: object) -> str:
-    return f"{LETTERS.get(key, key)} = {'N' if key == 'reflections' and value is None else value}"
+    if key == "nonlinearity":
+        return str(value)
+    shown = number(value) if isinstance(value, float) else "N" if key == "reflections" and value is None else value
+    return f"{LETTERS.get(key, key)} = {shown}"
