@@ -71,7 +71,7 @@ def test_the_results_page_shows_every_record_and_records_hold_no_more_than_they_
     shown = re.findall(r"^{{ report (\w+) }}$", (ROOT / "docs/results.md").read_text(), re.MULTILINE)
     assert set(shown) == {folder.name for folder in (ROOT / "results").iterdir() if folder.is_dir()} - {"bench"}
     for run in find_runs([ROOT / "results" / task for task in shown]):
-        kept = {path.name for path in run.folder.iterdir()} - {"frames.png"}
+        kept = {path.name for path in run.folder.iterdir()} - {"frames.png", "diverged.txt"}
         # A run that was stopped is shown as such.
         assert kept == {"config.json", "metrics.jsonl"} | ({"record.json"} if run.status == "finished" else set())
         assert run.record is None or not run.record["dirty"], f"{run.folder.name} belongs to no commit"
