@@ -79,22 +79,29 @@ def claims(folder: Path) -> str:
         for rows in records(folder, bench).values():
             for _, sizes, found in _by_form(bench, rows):
                 kinds = ("forward", "both", "forward_graph", "both_graph")
-                seen = {kind: _ratios(found, rival, _baseline(bench, sizes[-1], rows), kind) for kind in kinds}
+                ours = _baseline(bench, sizes[-1], rows)
+                seen = {kind: _ratios(found, rival, ours, kind, kind) for kind in kinds}
                 lost = dict.fromkeys(size for kind in kinds[:2] for size, ratio in seen[kind].items() if ratio < 1)
-                graphs = [
-                    f", as CUDA graphs {_span(seen[f'{kind}_graph'])}" if seen[f"{kind}_graph"] else "" for kind in kinds[:2]
-                ]
-                cells = [f"{_span(seen[kind])}{more}" for kind, more in zip(kinds[:2], graphs, strict=True)]
-                spread = f"{show(sizes[0])} to {show(sizes[-1])}" if sizes[1:] else show(sizes[0])
+                alone = {kind: _ratios(found, rival, ours, kind, f"{kind}_graph") for kind in kinds[:2]}
+                cells = [_span(seen[kind]) + _graphs(seen[f"{kind}_graph"], alone[kind]) for kind in kinds[:2]]
+                compared = [size for size in map(show, sizes) if size in seen["forward"]]
+                spread = " to ".join(dict.fromkeys([compared[0], compared[-1]])) if compared else "–"
                 lines.append(f"| {claim} | {_machine(rows)} | {spread} | {' | '.join(cells)} | {', '.join(lost) or 'none'} |")
     return "\n".join(lines) if lines[2:] else "No record yet."
 
 
-def _ratios(rows: Sequence[Row], rival: str, ours: str, kind: str) -> dict[str, float]:
-    """By size: the rival's time as a multiple of ours."""
+def _ratios(rows: Sequence[Row], rival: str, ours: str, theirs: str, kind: str) -> dict[str, float]:
+    """By size: one kind of the rival's time as a multiple of one kind of ours."""
     base = {row.size: getattr(row, kind) for row in rows if row.entry == ours}
-    theirs = {row.size: getattr(row, kind) for row in rows if row.entry == rival}
-    return {size: time / base[size] for size, time in theirs.items() if time and base.get(size)}
+    times = {row.size: getattr(row, theirs) for row in rows if row.entry == rival}
+    return {size: time / base[size] for size, time in times.items() if time and base.get(size)}
+
+
+def _graphs(both: Mapping[str, float], alone: Mapping[str, float]) -> str:
+    """The ratios as CUDA graphs; where the rival can't be one, of its plain time to our graph's."""
+    if both:
+        return f"; both as CUDA graphs {_span(both)}"
+    return f"; ours as a CUDA graph, which the rival can't be, {_span(alone)}" if alone else ""
 
 
 def _span(ratios: Mapping[str, float]) -> str:
