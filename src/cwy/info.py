@@ -13,6 +13,7 @@ import torch
 from ._version import __version__
 from .ops import dispatch
 from .ops.recurrence.functions import Request, check_choices, factors_are_cheaper
+from .ops.recurrence.nonlinearities import NONLINEARITIES
 from .parametrizations import METHODS
 
 OPTIONAL = ("numpy", "triton", "cuda-core", "cuda-bindings", "typer", "rich", "matplotlib")
@@ -133,6 +134,12 @@ def rollout(
         ['torch']
     """
     check_choices("info.rollout", nonlinearity, "all", memory)
+    if reflections is not None and not 1 <= reflections <= n:
+        raise ValueError(f"info.rollout: reflections must be between 1 and N = {n}, got {reflections}.")
+    if dtype.is_complex and not NONLINEARITIES[nonlinearity].complex:
+        raise ValueError(f"info.rollout: nonlinearity {nonlinearity!r} has no complex form.")
+    # As the op does.
+    dtype = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
     factored = reflections is not None and factors_are_cheaper(n, reflections, batch * steps, device, dtype)
     request = Request(n, batch, steps, dtype, device, nonlinearity, reflections if factored else None, memory)
     here = any(row["device"].split(":")[0] == device.split(":")[0] for row in devices() if "why_not" not in row)

@@ -68,7 +68,7 @@ def test_a_file_is_split_once_and_for_all(tmp_path):
     ("content", "message"),
     [
         (b"", "holds no pair"),
-        (b"a\n\tb\n...\t\n", "holds no pair of sentences with a tab between .3 lines"),
+        (b"a\n\tb\n...\t\n", "holds no pair of sentences with a tab between: its 3 lines"),
         ("Yes.\tSí.\n".encode("latin-1"), "is not UTF-8: byte 0xed at 6"),
         ("Yes.\tYes.\n".encode("utf-16-le"), "zero bytes"),
     ],

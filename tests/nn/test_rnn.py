@@ -223,3 +223,35 @@ def test_modrelu_module():
     torch.testing.assert_close(act(torch.tensor([-1.0, 2.0, 3.0, 2.0])), torch.tensor([-0.5, 2.5, 3.0, 0.0]))
     z = torch.tensor([3 + 4j, 0j, 1j, 1 + 0j])
     torch.testing.assert_close(act(z), torch.tensor([2.7 + 3.6j, 0j, 1j, 0j]))
+
+
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("memory", ["store", "reversible"])
+def test_half_precision_stays_and_keeps_the_norm(half, memory):
+    layer = OrthogonalRNN(5, 64, 2, nonlinearity="identity", bias=False, memory=memory).to(half)
+    for steps in (6, 30):
+        output, h = layer(torch.randn(steps, 3, 5).to(half))
+        assert output.dtype == h.dtype == half
+    first = torch.randn(2, 3, 64).to(half)
+    _, last = layer(torch.zeros(1000, 3, 5).to(half), first)
+    torch.testing.assert_close(last[0].float().norm(dim=-1), first[0].float().norm(dim=-1), rtol=0.02, atol=0)
+
+
+def test_a_function_is_differentiated_by_autograd_which_stores():
+    with pytest.raises(ValueError, match=r"a function has memory='store' alone.*memory='checkpoint'"):
+        OrthogonalRNN(5, 8, nonlinearity=torch.sin, memory="checkpoint")
+    layer = OrthogonalRNN(5, 8, nonlinearity="abs", memory="checkpoint")
+    with pytest.raises(ValueError, match=r"no backend of rollout can serve this \(.*reference: autograd stores every state"):
+        torch.func.grad(lambda x: layer(x)[0].sum())(torch.randn(4, 2, 5))
+
+
+def test_complex_modrelu_is_one_graph():
+    layer, x = OrthogonalRNN(5, 8, method="urnn", nonlinearity="modrelu"), torch.randn(4, 2, 5)
+    torch.testing.assert_close(torch.compile(layer, fullgraph=True, backend="aot_eager")(x)[0], layer(x)[0])
+
+
+def test_from_a_parametrized_network_at_rest():
+    theirs = nn.utils.parametrizations.orthogonal(nn.RNN(4, 6, 2, dropout=0.5), "weight_hh_l0")
+    theirs = nn.utils.parametrizations.orthogonal(theirs, "weight_hh_l1").eval()
+    x = torch.randn(5, 2, 4)
+    torch.testing.assert_close(OrthogonalRNN.from_torch(theirs)(x)[0], theirs(x)[0])

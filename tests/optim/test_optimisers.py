@@ -453,3 +453,15 @@ def test_a_refused_group_leaves_the_optimiser_as_it_was():
     with pytest.raises(ValueError, match="not on the manifold"):
         optimiser.add_param_group({"params": [nn.Parameter(torch.ones(3, 2))]})
     assert len(optimiser.param_groups) == 1
+
+
+@every_rule
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+def test_subnormal_gradients_are_gradients(rule, dtype):
+    kind, options = RULES[rule]
+    x = nn.Parameter(cwy.init.haar(6, dtype=dtype))
+    optimiser = kind([x], lr=0.1, **options)
+    for size in (1e-36, 1e-39, 1e-42):
+        x.grad = torch.randn(6, 6, dtype=dtype) * size
+        optimiser.step()
+        assert cwy.orthogonality_error(x.detach()) < 1e-5

@@ -195,11 +195,16 @@ def check_metric(call: str, metric: str) -> None:
         raise ValueError(f"{call}: metric must be one of {', '.join(map(repr, METRICS))}, got {metric!r}.")
 
 
+def over(x: Tensor, size: Tensor) -> Tensor:
+    """x / size for real sizes; torch squares those that divide complex numbers, and tiny ones are then lost."""
+    return torch.complex(x.real / size, x.imag / size) if x.is_complex() else x / size
+
+
 def _scaled(z: Tangent, step: float | Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """W and V of a vector whose largest entry is 1, and the step along it, of bounded length."""
     size = torch.maximum(_largest(z.skew), _largest(z.normal))
     size = torch.where(size > 0, size, 1)
-    w, v = z.skew / size, z.normal / size
+    w, v = over(z.skew, size), over(z.normal, size)
     length = torch.hypot(torch.linalg.matrix_norm(w, keepdim=True), torch.linalg.matrix_norm(v, keepdim=True)).clamp(min=1)
     longest = torch.finfo(length.dtype).eps ** (-1 / 3) / length
     return w, v, (size * step).clamp(-longest, longest)

@@ -11,10 +11,17 @@ from torch import Tensor, nn
 def check_sizes(call: str, kernel_size: int, **sizes: int) -> None:
     """Raises unless sizes are positive and images keep theirs."""
     for name, size in (*sizes.items(), ("kernel_size", kernel_size)):
+        if not isinstance(size, int):
+            raise TypeError(f"{call}: {name} must be a whole number, got {size!r}.")
         if size < 1:
             raise ValueError(f"{call}: {name} must be at least 1, got {size}.")
     if kernel_size % 2 == 0:
         raise ValueError(f"{call}: kernel_size must be odd, so that images keep their size; got {kernel_size}.")
+
+
+def name_of(layer: nn.Module) -> str:
+    """The name of a layer's class, without what torch puts before that of a parametrized one."""
+    return type(layer).__name__.removeprefix("Parametrized")
 
 
 class Images(nn.Module):
@@ -47,7 +54,7 @@ class Images(nn.Module):
         raise NotImplementedError
 
     def _run(self, input: Tensor, hx: tuple[Tensor, ...] | None, lengths: Tensor | None) -> tuple[Tensor, tuple[Tensor, ...]]:
-        call = type(self).__name__
+        call = name_of(self)
         if input.dim() not in (4, 5) or input.shape[-3] != self.in_channels:
             layout = "(B, T, C, H, W)" if self.batch_first else "(T, B, C, H, W)"
             raise ValueError(
@@ -86,7 +93,7 @@ class Images(nn.Module):
         if [part.shape for part in given] != [torch.Size(shape)] * self.parts:
             expected = (shape[0], *shape[2:]) if unbatched else shape
             got = ", ".join(str(tuple(part.shape)) for part in hx)
-            raise ValueError(f"{type(self).__name__}: expected hx of shape {expected}, got {got}.")
+            raise ValueError(f"{name_of(self)}: expected hx of shape {expected}, got {got}.")
         return tuple(part.to(like["dtype"]) for part in given)
 
     def _ends(self, lengths: Tensor, x: Tensor) -> Tensor:
@@ -95,7 +102,7 @@ class Images(nn.Module):
         seen = not lengths.is_cuda and not torch.compiler.is_compiling()
         if lengths.shape != x.shape[1:2] or (seen and bool((lengths < 1).any() | (lengths > len(x)).any())):
             got = lengths.tolist() if seen else tuple(lengths.shape)
-            raise ValueError(f"{type(self).__name__}: lengths must be {x.shape[1]} numbers from 1 to T = {len(x)}, got {got}.")
+            raise ValueError(f"{name_of(self)}: lengths must be {x.shape[1]} numbers from 1 to T = {len(x)}, got {got}.")
         return lengths.to(x.device)
 
     def extra_repr(self) -> str:

@@ -101,7 +101,9 @@ class _Recurrent(nn.Module):
                 v, *phase = (
                     [chain.original] if chain.is_tensor else [getattr(chain, f"original{i}") for i in range(chain.ntensors)]
                 )
-                if factors_are_cheaper(chart.n, chart.reflections, rows, v.device.type, v.dtype):
+                # Rounded to half precision, Q would lose the norm of its states: the factors are float32.
+                narrow = v.dtype in (torch.float16, torch.bfloat16)
+                if narrow or factors_are_cheaper(chart.n, chart.reflections, rows, v.device.type, v.dtype):
                     return ops.wy_factors(v), chart.diagonal(tuple(phase))
         return getattr(self, name), None
 
@@ -185,7 +187,8 @@ class OrthogonalRNN(_Recurrent):
             rnn: its weights are copied.
             options: the keywords of this class; ``reflections`` must reach the transitions.
         """
-        if type(rnn) is not nn.RNN:
+        kind = type(rnn).__mro__[1] if parametrize.is_parametrized(rnn) else type(rnn)
+        if kind is not nn.RNN:
             raise TypeError(f"OrthogonalRNN.from_torch: expected a torch.nn.RNN, got {type(rnn).__name__}.")
         if rnn.proj_size:
             raise ValueError("OrthogonalRNN.from_torch: projections (proj_size) are not supported.")
@@ -202,7 +205,7 @@ class OrthogonalRNN(_Recurrent):
                     if rnn.bias:
                         bias = getattr(rnn, f"bias_ih{suffix}") + getattr(rnn, f"bias_hh{suffix}")
                         getattr(ours, f"bias_ih{suffix}").copy_(bias)
-        return ours
+        return ours.train(rnn.training)
 
     def flatten_parameters(self) -> None:
         """Nothing to do; torch's layers have it, and what trains them calls it."""
@@ -286,6 +289,8 @@ class OrthogonalRNN(_Recurrent):
             signs=signs, weight=inner, output=output, memory=self.memory, backend=self.backend,
         )  # fmt: skip
         states = states.data if isinstance(states, PackedSequence) else states
+        if weight.dtype in (torch.float16, torch.bfloat16):
+            states, last = None if states is None else states.to(weight.dtype), last.to(weight.dtype)
         if reverse and states is not None:
             states = states.flip(0) if turn is None else states[turn]
         return states, last

@@ -101,4 +101,4 @@ def _norm(g: Tensor) -> Tensor:
     """The Frobenius norm of each matrix, ``(*, 1, 1)``, without overflow."""
     largest = g.abs().amax((-2, -1), keepdim=True)
     scale = torch.where(largest > 0, largest, 1)
-    return scale * torch.linalg.vector_norm(g / scale, dim=(-2, -1), keepdim=True)
+    return scale * torch.linalg.vector_norm(stiefel.over(g, scale), dim=(-2, -1), keepdim=True)

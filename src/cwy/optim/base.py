@@ -61,7 +61,7 @@ class StiefelOptimizer(KeepsPrecision):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step; ``closure``, if given, computes loss and gradients anew, and its loss is returned."""
         loss = evaluated(closure)
-        self._check_gradients()
+        self.check_gradients()
         for group in self.param_groups:
             for batch in batches(group, self.state):
                 self._update(group, batch)
@@ -85,7 +85,7 @@ class StiefelOptimizer(KeepsPrecision):
             for i, p in enumerate(group["params"]):
                 _check_point(f"{call}: {_named(group, i)}", p, group["kernel"], group["project"])
 
-    def _check_gradients(self) -> None:
+    def check_gradients(self) -> None:
         """Raises before anything is changed; for entries that are not finite, unless that would wait for a device unasked."""
         for group in self.param_groups:
             for i, p in enumerate(group["params"]):

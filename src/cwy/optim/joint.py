@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from .base import KeepsPrecision, evaluated
+from .base import KeepsPrecision, StiefelOptimizer, evaluated
 
 
 class Joint(KeepsPrecision):
@@ -53,6 +53,10 @@ class Joint(KeepsPrecision):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step of every part; ``closure``, if given, is called once before, and its loss returned."""
         loss = evaluated(closure)
+        for part in self.parts:
+            # A part that refuses its gradients does so before any has moved.
+            if isinstance(part, StiefelOptimizer):
+                part.check_gradients()
         for part in self.parts:
             part.step()
         return loss

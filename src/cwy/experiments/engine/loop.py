@@ -262,7 +262,7 @@ class Loop:
             return
         self.model.load_state_dict(self.folder.best_weights())
         try:
-            with self._evaluating(), self._leaving():
+            with self.clock.stopped(), self._evaluating(), self._leaving():
                 found, made = self.task.conclude(self.model)
         except Interrupted:
             raise Stopped(self.stop.signal, f"at step {self.step}, and saved", self.folder.path) from None

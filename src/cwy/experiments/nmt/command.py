@@ -16,6 +16,8 @@ def translate(
     """Prints a translation of every text, or of every line of stdin; a blank line stays one."""
     if attention is not None:
         _check_picture(attention, texts)
+    if held_out is not None and texts:
+        raise ValueError("--held-out translates the run's own pairs. Leave the sentences out, or the option.")
     interpreter = Interpreter(run, device, say)
     if held_out is not None:
         for number, (spoken, reference) in enumerate(interpreter.held_out(held_out, beams)):

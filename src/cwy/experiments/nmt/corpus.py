@@ -52,7 +52,7 @@ def load(config: NmtConfig, seed: int) -> Corpus:
         count = round(config.validation * len(train))
         part, test, train = "validation", train[:count], train[count:]
     if not test or not train:
-        raise DataError(f"{name} has {len(chosen)} different pairs: too few to train on some and to hold out others.")
+        raise DataError(f"{name} has too few different pairs, {len(chosen)}, to train on some and to hold out others.")
     source, target = (Vocabulary.of((pair[side] for pair in train), config.min_count) for side in (0, 1))
     facts = {
         "file": name,
@@ -87,7 +87,8 @@ def read(content: bytes, name: str, columns: str) -> tuple[list[Pair], int]:
         elif line.strip():
             bad += 1
     if not pairs:
-        raise DataError(f"{name} holds no pair of sentences with a tab between ({bad} lines are something else).")
+        why = f"its {bad} lines are something else" if bad else "it is empty"
+        raise DataError(f"{name} holds no pair of sentences with a tab between: {why}.")
     return pairs, bad
 
 

@@ -110,7 +110,7 @@ def _curves(axes: Axes, curve: Curve, series: Series, style: dict[str, Any]) -> 
     common = [at for at in curves[0][0] if begin <= at <= end]
     values = np.array([np.interp(common, x, y) for x, y in curves if x])
     mean = np.exp(np.log(np.maximum(values, 1e-300)).mean(0)) if curve.scale == "log" else values.mean(0)
-    axes.plot(common, mean, label=f"{series.label} ({len(curves)} seeds)", gid=name, **style)
+    axes.plot(common, mean, label=f"{series.label} ({series.count})", gid=name, **style)
 
 
 def _columns(labels: Sequence[str]) -> int:

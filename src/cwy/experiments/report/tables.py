@@ -24,7 +24,7 @@ def summary(panel: Panel) -> str:
     rows = []
     for one, style, told in zip(panel.series, styles(panel.series), published, strict=True):
         dot = f'<i style="background:{style["color"]}"></i>'
-        seeds = f" <small>{len(one.runs)} seeds</small>" if len(one.runs) > 1 else ""
+        seeds = f" <small>{one.count}</small>" if len(one.runs) > 1 else ""
         unfinished = "" if all(run.record for run in one.runs) else ' <small class="warn">unfinished</small>'
         cells = [f"<td>{_over_seeds(column, one.runs)}</td>" for column in columns]
         cells += [f'<td class="text">{escape(told or "–")}</td>'] * any(published)

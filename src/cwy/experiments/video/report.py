@@ -50,7 +50,8 @@ def _finding(series: Sequence[Series]) -> str:
     ranked = sorted(((label, values) for label, values in losses.items() if values), key=lambda item: mean(item[1]))
     if not ranked:
         return "not tested yet"
-    told = f"{ranked[0][0]} predicts best, {_told(ranked[0][1])} a frame"
+    verb = "predicts best," if len(ranked) > 1 else "is off by"
+    told = f"{ranked[0][0]} {verb} {_told(ranked[0][1])} a frame"
     if len(ranked) > 1:
         told += f", then {ranked[1][0]}, {_told(ranked[1][1])}"
     place = [label for label, _ in ranked].index("tcwy") + 1 if losses.get("tcwy") else 1

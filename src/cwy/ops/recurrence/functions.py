@@ -159,7 +159,8 @@ def rollout(
     if bias is not None:
         if bias.is_complex() and not (dtype.is_complex and f != "modrelu"):
             raise ValueError(f"rollout: bias must be real here, got {bias.dtype}.")
-        real = dtype.to_real() if dtype.is_complex and f == "modrelu" else dtype
+        # Compilers do not know dtype.to_real.
+        real = (torch.float64 if dtype == torch.complex128 else torch.float32) if dtype.is_complex and f == "modrelu" else dtype
         bias = bias.to(real)
     request = Request(
         n, h0.shape[0], len(sizes), dtype, rows.device.type, f, q[0].shape[1] if len(q) > 1 else None, memory,
@@ -206,8 +207,12 @@ def check_choices(call: str, nonlinearity: str | Callable, output: str, memory: 
         raise ValueError(f"{call}: output must be 'all' or 'last', got {output!r}.")
     if memory not in MEMORY:
         raise ValueError(f"{call}: memory must be one of {', '.join(map(repr, MEMORY))}, got {memory!r}.")
+    if memory != "store" and callable(nonlinearity):
+        raise ValueError(
+            f"{call}: a function has memory='store' alone, for autograd stores every state; got memory={memory!r}."
+        )
     if memory == "reversible":
-        reason = "its inverse is not known" if callable(nonlinearity) else NONLINEARITIES[nonlinearity].irreversible
+        reason = NONLINEARITIES[str(nonlinearity)].irreversible
         if reason is not None:
             raise ValueError(f"{call}: memory='reversible' is not for this nonlinearity: {reason}. Use memory='checkpoint'.")
 

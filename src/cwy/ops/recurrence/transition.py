@@ -13,6 +13,19 @@ import torch
 from torch import Tensor
 from torch.nn.functional import conv2d, conv_transpose2d, linear
 
+NARROW, PIECE = 32, 128  # columns up to which a product over many rows is added up in pieces, and their rows
+
+
+def summed(a: Tensor, b: Tensor) -> Tensor:
+    r"""$\sum_k a_k b_k^H$ over rows. Of few columns one long sum would lose digits that a sum of sums keeps."""
+    pieces = a.shape[0] // PIECE
+    if pieces < 2 or max(a.shape[-1], b.shape[-1]) > NARROW:
+        return a.mT @ b.conj()
+    whole = pieces * PIECE
+    parts = (x[:whole].unflatten(0, (pieces, PIECE)) for x in (a, b))
+    left, right = parts
+    return (left.mT @ right.conj()).sum(0) + a[whole:].mT @ b[whole:].conj()
+
 
 class Formed(NamedTuple):
     """Q itself, ``(N, N)``."""
@@ -26,7 +39,7 @@ class Formed(NamedTuple):
         torch.addmm(g, delta, self.q.conj(), out=out)
 
     def grad(self, deltas: Tensor, before: Tensor) -> tuple[Tensor, ...]:
-        return (deltas.mT @ before.conj(),)
+        return (summed(deltas, before),)
 
 
 class Factored(NamedTuple):
@@ -46,8 +59,8 @@ class Factored(NamedTuple):
         out.addmm_(c, self.y.mT, alpha=-1)
 
     def grad(self, deltas: Tensor, before: Tensor) -> tuple[Tensor, ...]:
-        dw = -(deltas.mT @ (before @ self.y.conj()).conj())
-        dy = -(before.mT @ (deltas @ self.w.conj()).conj())
+        dw = -summed(deltas, before @ self.y.conj())
+        dy = -summed(before, deltas @ self.w.conj())
         return dw, dy, (deltas * before.conj()).sum(0)
 
 
