@@ -63,7 +63,8 @@ def test_rows_survive_the_file(tmp_path_factory, rows):
     assert [file.name for file in path.parent.iterdir()] == ["rows.csv"]
 
 
-RECORDS = sorted((Path(__file__).parents[2] / "results" / "bench").glob("*/*.csv"))
+# First calls have columns of their own.
+RECORDS = [path for path in sorted((Path(__file__).parents[2] / "results/bench").glob("*/*.csv")) if path.stem != "compile"]
 
 
 @pytest.mark.parametrize("path", RECORDS, ids=lambda path: f"{path.parent.name}/{path.stem}")
