@@ -15,6 +15,7 @@ from matplotlib.image import imread
 from rich.console import Console
 
 import cwy
+from cwy.bench import BENCHES
 from cwy.experiments import demo
 
 COMMAND = shutil.which("cwy", path=str(Path(sys.executable).parent)) or "cwy"
@@ -108,3 +109,10 @@ def test_demo_stopped_leaves_nothing_behind(how, tmp_path):
         _, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (128 + how, "cwy: stopped; nothing was written.\n")
     assert {path.name for path in tmp_path.rglob("*")} == {"work", "out"}
+
+
+@pytest.mark.parametrize("name", BENCHES)
+def test_every_benchmark_says_what_its_options_mean(name):
+    told = run(COMMAND, "bench", name, "--help", COLUMNS="200").stdout
+    for words in ("Sizes, in the form above.", "CPU threads.", "Draws every input."):
+        assert words in told

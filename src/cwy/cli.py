@@ -79,7 +79,7 @@ def main() -> None:
     for command in COMMANDS:
         app.command()(command)
     bench = typer.Typer(no_args_is_help=True, help="Times every method beside its peers, on this machine.")
-    for name, command in benches.COMMANDS.items():
+    for name, command in benches.commands().items():
         bench.command(name)(command)
     app.add_typer(bench, name="bench")
     data = typer.Typer(no_args_is_help=True, help="The experiments' data sets: fetched, checked by hash, kept in one folder.")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -42,36 +43,19 @@ def helfrich(
     batch: Sequence[int] = (),
     dtype: torch.dtype | None = None,
     device: Device = None,
+    exp: bool = False,
 ) -> Tensor:
-    r"""Cayley transform of a block-diagonal skew matrix: planes turned by angles in $[0, \pi/2]$ (Helfrich et al. 2018).
+    r"""Cayley transform of a block-diagonal skew matrix: planes turned by angles t in $[0, \pi/2]$ (Helfrich et al. 2018).
 
-    With L reflections, $\lfloor L/2\rfloor$ planes turn.
+    With L reflections, $\lfloor L/2\rfloor$ planes turn. With ``exp`` ("helfrich-exp") it is exp of the same matrix, as
+    exponential RNNs start when they are told to start so: angles $\tan(t/2)$, at most a radian.
 
     Example:
         >>> (helfrich(4).diagonal() >= 0).all()
         tensor(True)
     """
-    return _rotations("helfrich", n, m, reflections, batch, dtype, device, 0.0, math.pi / 2)
-
-
-def helfrich_exp(
-    n: int,
-    m: int | None = None,
-    *,
-    reflections: int | None = None,
-    batch: Sequence[int] = (),
-    dtype: torch.dtype | None = None,
-    device: Device = None,
-) -> Tensor:
-    r"""exp of the same skew matrix, in place of its Cayley transform: angles $\tan(t/2)$, at most a radian.
-
-    So exponential RNNs start when they are told to start as Helfrich's.
-
-    Example:
-        >>> (helfrich_exp(4).diagonal() >= math.cos(1)).all()
-        tensor(True)
-    """
-    return _rotations("helfrich_exp", n, m, reflections, batch, dtype, device, 0.0, math.pi / 2, lambda t: (t / 2).tan())
+    bend = (lambda t: (t / 2).tan()) if exp else (lambda t: t)
+    return _rotations("helfrich", n, m, reflections, batch, dtype, device, 0.0, math.pi / 2, bend)
 
 
 def haar(
@@ -126,7 +110,7 @@ def identity(
 MATRICES: dict[str, Callable[..., Tensor]] = {
     "henaff": henaff,
     "helfrich": helfrich,
-    "helfrich-exp": helfrich_exp,
+    "helfrich-exp": partial(helfrich, exp=True),
     "haar": haar,
     "identity": identity,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -24,3 +25,14 @@ def writable(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     with TemporaryFile(dir=folder):
         return folder
+
+
+@contextmanager
+def whole(path: Path) -> Generator[Path]:
+    """Another name to write a file by; it takes the place of ``path`` once it is complete."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        yield partial
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -1,5 +1,6 @@
 """The harness: what is wrong gets no time, what is slow or missing is listed, and all samples are taken in turn."""
 
+import os
 import subprocess
 import time
 from dataclasses import fields, replace
@@ -238,8 +239,17 @@ def test_a_recording_gives_the_same_and_a_failed_one_leaves_no_trace():
 
 
 @pytest.mark.gpu
-def test_a_first_call_compiles_and_the_next_process_need_not():
+def test_a_first_call_compiles_and_the_next_process_need_not(monkeypatch, tmp_path):
     from cwy.bench import compile as first
+    from cwy.ops import nvrtc
 
-    for row in first.measure([(33, 4, 5), (300, 20, 4, 5)], torch.device("cuda")):
-        assert min(row.compiled, row.from_disk, row.warm) > 0
+    made = []
+    monkeypatch.setenv("CWY_CACHE", str(tmp_path))
+    compiled = nvrtc._compile
+    monkeypatch.setattr(nvrtc, "_compile", lambda *what: made.append(what) or compiled(*what))
+    rows = list(first.measure([(33, 4, 5), (300, 20, 4, 5)], torch.device("cuda")))
+    assert [row.size for row in rows] == ["33x4x5", "300x20x4x5"]
+    assert made
+    assert len(made) == len({repr(what) for what in made}), "from the disk nothing is compiled again"
+    assert os.environ["CWY_CACHE"] == str(tmp_path)
+    assert not any(tmp_path.iterdir()), "and the user's own cache is left alone"

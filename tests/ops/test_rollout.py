@@ -46,7 +46,7 @@ def double(given):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("nonlinearity", NONLINEARITIES)
 @pytest.mark.parametrize(
-    ("n", "batch", "steps"), [(1, 1, 1), (7, 3, 2), (7, 130, 257), (33, 1, 257), (190, 130, 3), (33, 130, 17)]
+    ("n", "batch", "steps"), [(1, 1, 1), (1, 130, 257), (7, 3, 2), (7, 130, 257), (33, 1, 257), (190, 130, 3), (33, 130, 17)]
 )
 @pytest.mark.parametrize("backend", ["torch", "cudnn"])
 def test_backends_are_as_accurate_as_plain_torch(backend, n, batch, steps, nonlinearity, device):

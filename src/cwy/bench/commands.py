@@ -16,6 +16,15 @@ from . import BENCHES, Bench
 with suppress(ImportError):
     import typer
 
+    # What several commands take.
+    Device = Annotated[str, typer.Option(metavar="NAME", help="cpu, cuda, cuda:1, …")]
+    Dtype = Annotated[str, typer.Option(metavar="NAME", help="float32, float64, bfloat16 or float16.")]
+    Threads = Annotated[int | None, typer.Option(metavar="INT", min=1, help="CPU threads.", show_default="torch's own choice")]
+    Graphs = Annotated[
+        bool, typer.Option("--graphs/--no-graphs", help="On a GPU, also as CUDA graphs: without the host's share.")
+    ]
+    Seed = Annotated[int, typer.Option(metavar="INT", min=0, max=2**32 - 1, help="Draws every input.")]
+
 
 def _timed(bench: Bench) -> Callable[..., None]:
     """The command of a benchmark."""
@@ -38,18 +47,14 @@ def _timed(bench: Bench) -> Callable[..., None]:
         only: Annotated[
             str | None, typer.Option(metavar="NAMES", help="Entries that begin so, as in 'cwy,matrix_exp'.", show_default="all")
         ] = None,
-        device: Annotated[str, typer.Option(metavar="NAME", help="cpu, cuda, cuda:1, …")] = "cpu",
-        dtype: Annotated[str, typer.Option(metavar="NAME", help="float32, float64, bfloat16 or float16.")] = "float32",
+        device: Device = "cpu",
+        dtype: Dtype = "float32",
         repeats: Annotated[
             int | None, typer.Option(metavar="INT", min=3, help="Samples of each entry.", show_default="10; --quick: 5")
         ] = None,
-        threads: Annotated[
-            int | None, typer.Option(metavar="INT", min=1, help="CPU threads.", show_default="torch's own choice")
-        ] = None,
-        graphs: Annotated[
-            bool, typer.Option("--graphs/--no-graphs", help="On a GPU, also as CUDA graphs: without the host's share.")
-        ] = True,
-        seed: Annotated[int, typer.Option(metavar="INT", min=0, max=2**32 - 1, help="Draws every input.")] = 0,
+        threads: Threads = None,
+        graphs: Graphs = True,
+        seed: Seed = 0,
         out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for rows and picture, made if need be.")] = Path("bench"),
     ) -> None:
         from rich.console import Console
@@ -83,20 +88,17 @@ def _timed(bench: Bench) -> Callable[..., None]:
 
 def _without(command: Callable[..., None], name: str) -> None:
     """Hides an option of a command, which keeps its default."""
-    of = signature(command)
+    # With the options that the annotations name: a signature of texts would lose them.
+    of = signature(command, eval_str=True)
     command.__signature__ = of.replace(parameters=[p for p in of.parameters.values() if p.name != name])  # pyrefly: ignore
 
 
 def everything(
     quick: Annotated[bool, typer.Option("--quick", help="Small sizes and few repeats: under two minutes.")] = False,
-    device: Annotated[str, typer.Option(metavar="NAME", help="cpu, cuda, cuda:1, …")] = "cpu",
-    threads: Annotated[
-        int | None, typer.Option(metavar="INT", min=1, help="CPU threads.", show_default="torch's own choice")
-    ] = None,
-    graphs: Annotated[
-        bool, typer.Option("--graphs/--no-graphs", help="On a GPU, also as CUDA graphs: without the host's share.")
-    ] = True,
-    seed: Annotated[int, typer.Option(metavar="INT", min=0, max=2**32 - 1, help="Draws every input.")] = 0,
+    device: Device = "cpu",
+    threads: Threads = None,
+    graphs: Graphs = True,
+    seed: Seed = 0,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for rows and pictures, made if need be.")] = Path("bench"),
 ) -> None:
     """Every benchmark, one after the other, each with its default sizes; at the end a table and a picture of all."""
@@ -122,12 +124,10 @@ def advise(
     reflections: Annotated[
         str | None, typer.Option(metavar="LIST", help="Reflections to try beside N.", show_default="16,32,64,128,256")
     ] = None,
-    device: Annotated[str, typer.Option(metavar="NAME", help="cpu, cuda, cuda:1, …")] = "cpu",
-    dtype: Annotated[str, typer.Option(metavar="NAME", help="float32, float64, bfloat16 or float16.")] = "float32",
-    threads: Annotated[
-        int | None, typer.Option(metavar="INT", min=1, help="CPU threads.", show_default="torch's own choice")
-    ] = None,
-    seed: Annotated[int, typer.Option(metavar="INT", min=0, max=2**32 - 1, help="Draws every input.")] = 0,
+    device: Device = "cpu",
+    dtype: Dtype = "float32",
+    threads: Threads = None,
+    seed: Seed = 0,
 ) -> None:
     """Which method, how many reflections and which backend are fastest on this machine, for one size.
 
@@ -178,9 +178,7 @@ def compile_times(
     print(f"The rows: {folder / 'compile.csv'}")
 
 
-COMMANDS = {
-    **{name: _timed(bench) for name, bench in BENCHES.items()},
-    "compile": compile_times,
-    "all": everything,
-    "advise": advise,
-}
+def commands() -> dict[str, Callable[..., None]]:
+    """Every command by its name."""
+    timed = {name: _timed(bench) for name, bench in BENCHES.items()}
+    return {**timed, "compile": compile_times, "all": everything, "advise": advise}

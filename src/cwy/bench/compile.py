@@ -16,6 +16,7 @@ import torch
 from .. import ops
 from ..ops import nvrtc
 from ..ops.recurrence import cuda, shapes
+from ..terminal import whole
 from .entry import gaussian
 from .rows import context
 from .sizes import Size, show
@@ -53,7 +54,7 @@ def write(rows: list[First], device: torch.device, path: Path) -> None:
     """The rows as CSV, with device, versions and commit."""
     where = asdict(context(device, 0))
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", encoding="utf-8", newline="") as file:
+    with whole(path) as partial, partial.open("w", encoding="utf-8", newline="") as file:
         table = csv.DictWriter(file, [*asdict(rows[0]), *where], quoting=csv.QUOTE_NONNUMERIC)
         table.writeheader()
         table.writerows(asdict(row) | where for row in rows)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from itertools import cycle
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
+from ..terminal import whole
 from .rows import Row
 from .sizes import Size, show
 from .table import KINDS, field, seconds, times
@@ -38,12 +38,8 @@ def draw(
         figure.axes[0].set_title(f"{title}\n{_named(form, sizes[0])}")
     listed = "" if _along(sizes, form)[1] else f"{form}: {', '.join(map(show, sizes))}\n"
     figure.supxlabel(listed + caption(rows[0]), fontsize="small", color="0.4")
-    partial = path.with_name(f".{path.name}.partial")
-    try:
+    with whole(path) as partial:
         figure.savefig(partial, format="png", dpi=150)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def caption(row: Row) -> str:

@@ -17,6 +17,7 @@ from typing import Literal, get_args, get_type_hints
 import torch
 
 from .. import __version__, info
+from ..terminal import whole
 from .entry import Group
 
 Status = Literal["ok", "failed", "skipped", "missing"]
@@ -138,15 +139,10 @@ def write_csv(rows: Iterable[Row], path: Path) -> None:
     names = [*(field.name for field in fields(Row) if field.name not in inherited), *inherited]
     table.writerow(names)
     table.writerows([getattr(row, name) for name in names] for row in rows)
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        with partial.open("w", encoding="utf-8", newline="") as file:
-            file.write(text.getvalue())
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with whole(path) as partial, partial.open("w", encoding="utf-8", newline="") as file:
+        file.write(text.getvalue())
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def read_csv(path: Path) -> list[Row]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
+from ..terminal import whole
 from . import BENCHES
 from .command import measure, options, write
 from .figure import BLUE, ORANGE, SKY, caption
@@ -95,9 +95,5 @@ def draw(last: Last, path: Path) -> None:
     axes.grid(axis="x", alpha=0.3)
     figure.legend(loc="outside upper center", ncols=4, frameon=False)
     figure.supxlabel(caption(next(iter(last.values()))[1][0]), fontsize="small", color="0.4")
-    partial = path.with_name(f".{path.name}.partial")
-    try:
+    with whole(path) as partial:
         figure.savefig(partial, format="png", dpi=150)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)

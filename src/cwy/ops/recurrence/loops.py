@@ -14,7 +14,7 @@ from torch import Tensor
 
 from . import graphs
 from .nonlinearities import Nonlinearity
-from .transition import Transition, of
+from .transition import Transition, of, summed_to
 
 CHUNK = 64  # steps at once, where memory is short
 
@@ -81,7 +81,7 @@ def adjoint(
         return before, None
     # Along the phase of h, modReLU has derivative 1: its threshold's gradient is that of |z|.
     along = (torch.sgn(states).conj() * deltas) if f.threshold else deltas
-    return before, (along.real if along.is_complex() and not bias.is_complex() else along).sum_to_size(bias.shape)
+    return before, summed_to(along.real if along.is_complex() and not bias.is_complex() else along, bias.shape)
 
 
 def ending(carry: Tensor, gn: Tensor | None, batch: int) -> Tensor:

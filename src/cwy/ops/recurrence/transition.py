@@ -13,18 +13,21 @@ import torch
 from torch import Tensor
 from torch.nn.functional import conv2d, conv_transpose2d, linear
 
-NARROW, PIECE = 32, 128  # columns up to which a product over many rows is added up in pieces, and their rows
+from ..triangular import widen
+
+NARROW = 32  # numbers a row up to which sums over all rows are added up in float64, which costs little
 
 
 def summed(a: Tensor, b: Tensor) -> Tensor:
-    r"""$\sum_k a_k b_k^H$ over rows. Of few columns one long sum would lose digits that a sum of sums keeps."""
-    pieces = a.shape[0] // PIECE
-    if pieces < 2 or max(a.shape[-1], b.shape[-1]) > NARROW:
+    r"""$\sum_k a_k b_k^H$ over rows. Of few columns a long sum in float32 would lose digits that plain steps keep."""
+    if max(a.shape[-1], b.shape[-1]) > NARROW:
         return a.mT @ b.conj()
-    whole = pieces * PIECE
-    parts = (x[:whole].unflatten(0, (pieces, PIECE)) for x in (a, b))
-    left, right = parts
-    return (left.mT @ right.conj()).sum(0) + a[whole:].mT @ b[whole:].conj()
+    return (widen(a).mT @ widen(b).conj()).to(a.dtype)
+
+
+def summed_to(x: Tensor, shape: torch.Size) -> Tensor:
+    """The same for a bias: rows added up to its shape."""
+    return x.sum_to_size(shape) if x.shape[1:].numel() > NARROW else widen(x).sum_to_size(shape).to(x.dtype)
 
 
 class Formed(NamedTuple):
