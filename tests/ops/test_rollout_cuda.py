@@ -9,7 +9,8 @@ import torch
 from cwy.bench.rnn import off_kinks
 from cwy.ops import cwy_matrix, nvrtc, rollout, wy_factors
 from cwy.ops.recurrence import cuda, shapes
-from cwy.ops.recurrence.nonlinearities import NONLINEARITIES
+from cwy.ops.recurrence.modrelu import SOURCE
+from cwy.ops.recurrence.nonlinearities import NONLINEARITIES, modrelu, named
 from cwy.ops.recurrence.product import _macros
 from cwy.testing import assert_as_close
 
@@ -183,6 +184,26 @@ def variants():
         yield shapes.factored(n, reflections, 130, 0), n
 
 
+@gpu
+@pytest.mark.parametrize("bias", [None, 0.0, -0.3, 0.2])
+def test_complex_modrelu(bias, poisoned):
+    z = torch.randn(5, 7, dtype=torch.complex64, device="cuda")
+    z[0, :4] = torch.tensor([0, 1e-30 + 1e-30j, 1e-42, 3e38], device="cuda")
+    b = None if bias is None else torch.full((7,), bias, device="cuda")
+    f, dh = named("modrelu", z), torch.randn_like(z)
+    with torch.no_grad():
+        h, d = f.define(z, b), dh.clone()
+        f.back_(d, h, z, b)
+    exact = z.to(torch.complex128).requires_grad_()
+    truth = modrelu(exact, None if b is None else b.double())
+    # At zero, and where h overflows or vanishes in float32, derivatives are what they are.
+    usual = (z.abs() > 1e-36) & (z.abs() < 1e38)
+    (grad,) = torch.autograd.grad(truth, exact, dh.to(torch.complex128))
+    torch.testing.assert_close(h[usual].to(truth.dtype), truth[usual].detach(), atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(d[usual].to(grad.dtype), grad[usual], atol=1e-6, rtol=1e-5)
+    assert h[0, 0] == d[0, 0] == 0
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(nvrtc.why_not() is not None, reason="the compiler is not installed")
 def test_every_variant_compiles_without_a_gpu(monkeypatch, tmp_path):
@@ -202,6 +223,7 @@ def test_every_variant_compiles_without_a_gpu(monkeypatch, tmp_path):
             assert len(nvrtc.cubin(path, macros, arch)) > 1000
     for m, n in ((7, 7), (100, 80), (190, 190), (1024, 1024)):
         nvrtc.cubin(shapes.KERNELS / "product.cu", tuple(sorted(_macros(m, n).items())), "sm_90a")
+    nvrtc.cubin(SOURCE, (), "sm_80")
     path, macros, _ = compiled[0]
     kept = list(tmp_path.rglob("*.cubin"))
     stamps = [file.stat().st_mtime_ns for file in kept]

@@ -64,8 +64,10 @@ def _call(size: Size, device: torch.device):
     n, *count, batch, steps = size
     like = {"dtype": torch.float32, "device": device}
     x, h0 = gaussian(steps, batch, n, **like).requires_grad_(), gaussian(batch, n, **like)
-    v, bias = gaussian(n, count[0] if count else n, **like), gaussian(n, **like)
-    q = ops.wy_factors(v) if count else ops.cwy_matrix(v)
+    bias = gaussian(n, **like)
+    # Made on the CPU: forming Q compiles kernels of its own.
+    v = torch.randn(n, count[0] if count else n)
+    q = ops.WY(*(part.to(device) for part in ops.wy_factors(v))) if count else ops.cwy_matrix(v).to(device)
 
     def call() -> None:
         states, _ = ops.rollout(x, h0, q, bias, backend="cuda")

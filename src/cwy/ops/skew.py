@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from .exponential import LARGEST, exponential
 from .precision import below_autograd, define, matmul_op
 
 
@@ -100,6 +101,12 @@ def _quarter_turn(b: Tensor) -> Tensor:
     return u @ vh
 
 
+def _matrix_exp(a: Tensor) -> Tensor:
+    if a.is_cuda and a.shape[-1] <= LARGEST:
+        return exponential(a)
+    return torch.linalg.matrix_exp(a).contiguous()
+
+
 def _cayley(a: Tensor) -> Tensor:
     # I + A/2 is never singular, so nothing need be checked, and no device waited for.
     eye = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
@@ -163,7 +170,7 @@ class _Cayley(Function):
 
 _matrix_exp_op = define(
     "matrix_exp(Tensor a) -> Tensor",
-    lambda a: torch.linalg.matrix_exp(a).contiguous(),
+    _matrix_exp,
     lambda a: a.new_empty(a.shape),
     lambda a: _MatrixExp.apply(a),
 )

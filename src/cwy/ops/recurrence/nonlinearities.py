@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from . import modrelu as kernels
+
 aten = torch.ops.aten
 SLOPE = 0.01  # of leaky_relu, torch's default
 
@@ -69,9 +71,17 @@ def _modrelu_back_(dh: Tensor, h: Tensor, z: Tensor | None, bias: Tensor | None)
     aten.threshold_backward.grad_input(dh, h.abs(), 0, grad_input=dh)
 
 
+def _complex_modrelu(z: Tensor, bias: Tensor | None) -> Tensor:
+    fused = not torch.is_grad_enabled() and kernels.serves(z)
+    return kernels.forward(z, bias) if fused else modrelu(z, bias)
+
+
 def _complex_modrelu_back_(dh: Tensor, h: Tensor, z: Tensor | None, bias: Tensor | None) -> None:
     # From z: the size of h less the bias would cancel where z is small.
     assert z is not None
+    if kernels.serves(z) and kernels.serves(dh):
+        kernels.backward_(dh, h, z, bias)
+        return
     size = z.abs()
     ratio = 1 if bias is None else (size + bias) / torch.where(size == 0, 1, size)
     u = torch.sgn(z)
@@ -121,7 +131,7 @@ NONLINEARITIES: dict[str, Nonlinearity] = {
     )
 }  # fmt: skip
 
-_COMPLEX_MODRELU = replace(NONLINEARITIES["modrelu"], back_=_complex_modrelu_back_, keeps_z=True)
+_COMPLEX_MODRELU = replace(NONLINEARITIES["modrelu"], define=_complex_modrelu, back_=_complex_modrelu_back_, keeps_z=True)
 
 
 def named(name: str, state: Tensor) -> Nonlinearity:

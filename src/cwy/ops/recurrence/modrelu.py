@@ -1,0 +1,38 @@
+"""Complex modReLU on a GPU as one kernel each way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from .. import nvrtc
+
+SOURCE = Path(__file__).parent / "kernels" / "modrelu.cu"
+_THREADS = 256
+
+
+def serves(z: Tensor) -> bool:
+    """Whether the kernels take such a tensor here: a plain one, in single precision."""
+    if z.dtype != torch.complex64 or not z.is_cuda or nvrtc.why_not() or torch.version.hip:
+        return False
+    return type(z) is Tensor and z.is_contiguous() and 0 < z.numel() < 2**31 and not torch.compiler.is_compiling()
+
+
+def forward(z: Tensor, bias: Tensor | None) -> Tensor:
+    out = torch.empty_like(z)
+    _launch("forward", z, z, bias, out)
+    return out
+
+
+def backward_(dh: Tensor, h: Tensor, z: Tensor, bias: Tensor | None) -> None:
+    """The gradient of z in place of that of h."""
+    _launch("backward", z, dh, h.contiguous(), z, bias)
+
+
+def _launch(name: str, like: Tensor, *args: Tensor | None) -> None:
+    given = [None if arg is None else arg.resolve_conj() for arg in args]
+    with torch.cuda.device(like.device):
+        kernel = nvrtc.kernel(SOURCE, name, {})
+        kernel((-(-like.numel() // _THREADS), 1), _THREADS, *given, like.shape[-1], like.numel())
