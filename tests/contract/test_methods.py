@@ -84,6 +84,18 @@ def test_shape_dtype_and_orthogonality(name, size, dtype):
     assert (layer.weight - before).abs().max() > 1e-4, "training moves the weight"
 
 
+@pytest.mark.parametrize("name", [n for n, m in cwy.METHODS.items() if m.kind != "tall" and not m.on_manifold])
+def test_states_keep_their_norm_in_float32(name):
+    """1e-4 over 1,000 steps, with free parameters as large as long training makes them."""
+    layer = make(name, (128, 128), torch.float32 if cwy.METHODS[name].real else torch.complex64)
+    with torch.no_grad():
+        for p in free_of(layer):
+            p += 0.3 * torch.randn_like(p)
+    h0 = torch.randn(4, 128, dtype=layer.weight.dtype)
+    _, h = cwy.ops.rollout(h0.new_zeros(1000, 4, 128), h0, layer.weight.detach(), nonlinearity="identity", output="last")
+    torch.testing.assert_close(h.norm(dim=-1), h0.norm(dim=-1), rtol=1e-4, atol=0)
+
+
 @every_map
 def test_multiply_is_the_weight_times_each_vector(name, size, dtype):
     layer, x = make(name, size, dtype), data(size, dtype)

@@ -41,6 +41,21 @@ def multiply(a: Tensor, b: Tensor) -> Tensor:
     return torch.matmul(a, b) if _transformed() else matmul_op(a, b)
 
 
+def polished(q: Tensor) -> Tensor:
+    r"""$Q + Q(I - Q^\top Q)/2$, a Newton-Schulz step: takes what rounding has left in ``q (*, N, N)`` off to first order.
+
+    That is as small as rounding and normal to the group, so the derivative is taken to be q's own.
+
+    Example:
+        >>> q = torch.linalg.qr(torch.randn(5, 5, dtype=torch.float64)).Q + 1e-6 * torch.randn(5, 5, dtype=torch.float64)
+        >>> orthogonality_error(polished(q)) < 1e-9
+        True
+    """
+    known = q.detach()
+    eye = torch.eye(q.shape[-1], dtype=q.dtype, device=q.device)
+    return q + multiply(known, eye - multiply(known.mT, known)) / 2
+
+
 def logarithm(q: Tensor) -> Tensor:
     r"""A skew-symmetric A with $\exp(A) = Q$ and no angle above $\pi$, for a Q in SO(N).
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from ..ops.skew import logarithm, matrix_exp, multiply
+from ..ops.skew import logarithm, matrix_exp, multiply, polished
 from ..ops.wy.inverse import nearest_orthogonal
 from ..registry import register
 from ..testing import double
@@ -20,7 +20,8 @@ from .skew import SkewMap
 class EXPRNN(SkewMap):
     r"""$Q = \exp(A)$, $A = \mathrm{striu}(X) - \mathrm{striu}(X)^\top$: onto SO(N).
 
-    Costs $O(N^3)$ (Table 1), in scaling and squaring; the backward pass is an exponential of twice the size.
+    Costs $O(N^3)$ (Table 1), in scaling and squaring; the backward pass is an exponential of twice the size. Squaring in
+    float32 loses orthogonality, which :func:`~cwy.ops.skew.polished` gives back.
 
     Starts as block-diagonal rotations with angles uniform in $[-\pi, \pi]$ (Henaff et al. 2016). Any Q of determinant 1
     can be assigned: X is then the upper triangle of its logarithm, with no angle above $\pi$.
@@ -36,7 +37,7 @@ class EXPRNN(SkewMap):
     """
 
     def matrix(self, x: Tensor) -> Tensor:
-        return matrix_exp(self.skew(x)).to(x.dtype)
+        return polished(matrix_exp(self.skew(x))).to(x.dtype)
 
     def free(self, matrix: Tensor) -> Tensor:
         q = nearest_orthogonal(double(matrix))
@@ -91,7 +92,7 @@ class DTRIV(SkewMap):
 
     def matrix(self, x: Tensor) -> Tensor:
         turn = matrix_exp(self.skew(x))
-        return multiply(self.base.to(turn.dtype), turn).to(x.dtype)
+        return polished(multiply(self.base.to(turn.dtype), turn)).to(x.dtype)
 
     def free(self, matrix: Tensor) -> Tensor:
         self.base.copy_(nearest_orthogonal(double(matrix)))
@@ -108,8 +109,8 @@ class DTRIV(SkewMap):
     def move_base(self, x: Tensor) -> None:
         """Moves B to B exp(A) and sets ``x`` to 0 in place: the matrix stays, to rounding."""
         base = double(self.base) @ matrix_exp(self.skew(double(x)))
-        # One Newton-Schulz step, so that rounding does not add up over many moves.
-        self.base.copy_((3 * base - base @ (base.mT @ base)) / 2)
+        # Polished, so that rounding does not add up over many moves.
+        self.base.copy_(polished(base))
         x.zero_()
 
 
