@@ -298,6 +298,7 @@ __device__ __forceinline__ void barriers_init(unsigned first, unsigned second) {
 __device__ __forceinline__ void barrier_expect(unsigned barrier, unsigned bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
+// At the scope of the block, where what came lies: that of the cluster would empty the L1 cache.
 __device__ __forceinline__ void barrier_wait(unsigned barrier, unsigned parity) {
   unsigned done;
   do {

@@ -4,7 +4,8 @@
 // block's part of c and sends it, as it is, to one block, which adds up what came from all and sends the sum to all, as the
 // operand of A c; a warp finishes 16 rows of d h - A c there. MODE as in block.cu, with A and B exchanged.
 //
-// Nothing is kept twice: what is sent at a step was made from all that was sent and read before. `inner` is c of each step.
+// Buffers are single: whatever overwrites one was made from sums that all blocks, and all warps, had a part in after reading
+// it. In the adjoint, c of each step is kept in `inner`, if there is one.
 #include "halves.cuh"
 
 constexpr int WARPS = THREADS / 32, M = (LT + WARPS - 1) / WARPS, OWNED = (LT + C - 1) / C, PAIRS = (S + 1) / 2;
