@@ -156,12 +156,27 @@ def test_a_hundred_thousand_steps_are_reversed_in_a_gigabyte():
 
 
 @gpu
-def test_nan_spreads_as_in_torch():
+@pytest.mark.parametrize("transition", [cwy_matrix, wy_factors])
+def test_nan_spreads_as_in_torch(transition):
     x = torch.randn(5, 2, 300, device="cuda")
     x[1, 0, 7] = torch.nan
-    states, _ = rollout(x, torch.zeros(2, 300, device="cuda"), cwy_matrix(torch.randn(300, 300, device="cuda")), backend="cuda")
+    states, _ = rollout(x, torch.zeros(2, 300, device="cuda"), transition(torch.randn(300, 20, device="cuda")), backend="cuda")
     assert states[2:, 0].isnan().all()
     assert not states[:, 1].isnan().any()
+
+
+@gpu
+@pytest.mark.parametrize("factors", [False, True])
+def test_sequences_of_any_size_side_by_side(factors):
+    given = problem(300, 5, 20, device="cuda", reflections=20)
+    with torch.no_grad():
+        for t in (given["x"], given["h0"]):
+            t *= torch.tensor([1e-30, 1e-6, 1.0, 1e6, 1e30], device="cuda")[:, None]
+        given["bias"].zero_()
+    ours = held(given, "leaky_relu", factors=factors)[0]
+    plain, truth = (run(t, "leaky_relu", backend="reference")[0] for t in (given, double(given)))
+    for b in range(5):
+        assert_as_close(ours[:, b], plain[:, b], truth[:, b])
 
 
 @gpu

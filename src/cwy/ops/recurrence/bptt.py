@@ -139,8 +139,7 @@ def backward(
         deltas = dx[at : at + size] if weight is None else h0.new_empty(size, *shape)
         outside = None if g is None else g[at : at + size]
         transition, loops = rollout.transition, rollout.loops
-        carry, along = loops.adjoint(outside, carry, gn, deltas, known, z, chunk, transition, f, rollout.bias)
-        found = loops.gradient(transition, deltas, known, before, chunk)
+        carry, along, found = loops.adjoint(outside, carry, gn, deltas, known, before, z, chunk, transition, f, rollout.bias)
         dq = [whole.add_(more) for whole, more in zip(dq, found, strict=True)] if dq else list(found)
         dbias = along if dbias is None else dbias.add_(along)
         if weight is not None:

@@ -95,16 +95,17 @@ def run(
 
 
 def adjoint(
-    g: Tensor | None, carry: Tensor, gn: Tensor | None, deltas: Tensor, states: Tensor, z: Tensor | None, sizes: list[int],
-    q: Matrix, f: Nonlinearity, bias: Tensor | None,
-) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    g: Tensor | None, carry: Tensor, gn: Tensor | None, deltas: Tensor, states: Tensor, before: Tensor, z: Tensor | None,
+    sizes: list[int], q: Matrix, f: Nonlinearity, bias: Tensor | None,
+) -> tuple[Tensor, Tensor | None, tuple[Tensor, ...]]:  # fmt: skip
     """As :func:`loops.adjoint`."""
     tail = None if gn is None and not carry.shape[0] else loops.ending(carry, gn, sizes[0])
     end = deltas.new_empty(sizes[0], deltas.shape[1])
     dbias = None if bias is None else torch.empty_like(end)
     one = states if z is None else z
-    _launch(ADJOINT, q, f, sizes, one=one, two=g, start=tail, out=deltas, end=end, dbias=dbias)
-    return end, None if dbias is None else dbias.sum(0)
+    inner = deltas.new_empty(deltas.shape[0], 0 if isinstance(q, Formed) else q.w.shape[1])
+    _launch(ADJOINT, q, f, sizes, inner, one=one, two=g, start=tail, out=deltas, end=end, dbias=dbias)
+    return end, None if dbias is None else dbias.sum(0), _gradient(q, deltas, inner, states, before, sizes)
 
 
 def recover(
@@ -118,22 +119,20 @@ def recover(
     return z, end
 
 
-def gradient(q: Matrix, deltas: Tensor, states: Tensor, before: Tensor, sizes: list[int]) -> tuple[Tensor, ...]:
-    """As :func:`loops.gradient`."""
+def _gradient(q: Matrix, deltas: Tensor, inner: Tensor, states: Tensor, before: Tensor, sizes: list[int]) -> tuple[Tensor, ...]:
+    r"""Of the transition's tensors; ``inner`` is $W^\top\delta$ of each row, for factors."""
+    rest, heads = (states, before) if sizes[0] == sizes[-1] else (states[:0], loops.previous(states, before, sizes))
     if isinstance(q, Formed):
-        return (product(deltas, states, before if sizes[0] == sizes[-1] else loops.previous(states, before, sizes)),)
-    if sizes[0] == sizes[-1]:
-        dw = product(deltas, states @ q.y, before @ q.y)
-        dy, held = product(deltas @ q.w, states, before).mT, sizes[0]
-        dd = (deltas[:held] * before).sum(0) + (deltas[held:] * states[:-held]).sum(0)
-    else:
-        previous = loops.previous(states, before, sizes)
-        dw = product(deltas, before[:0] @ q.y, previous @ q.y)
-        dy, dd = product(deltas @ q.w, before[:0], previous).mT, (deltas * previous).sum(0)
+        return (product(deltas, rest, heads),)
+    dw, dy = product(deltas, rest @ q.y, heads @ q.y), product(inner, rest, heads).mT
+    held = heads.shape[0]
+    dd = (deltas[:held] * heads).sum(0) + (deltas[held:] * rest[: deltas.shape[0] - held]).sum(0)
     return -dw, -dy.contiguous(), dd
 
 
-def _launch(mode: int, q: Matrix, f: Nonlinearity, sizes: list[int], **tensors: Tensor | None) -> None:
+def _launch(
+    mode: int, q: Matrix, f: Nonlinearity, sizes: list[int], inner: Tensor | None = None, **tensors: Tensor | None
+) -> None:
     given = {name: t.contiguous() for name, t in tensors.items() if t is not None}
     n, batch, device = given["end"].shape[-1], sizes[0], given["one"].device
     packed, down = sizes[0] != sizes[-1], mode != FORWARD
@@ -144,7 +143,7 @@ def _launch(mode: int, q: Matrix, f: Nonlinearity, sizes: list[int], **tensors: 
         reflections, arguments = None, [(q.q.mT if down else q.q).contiguous(), fields]
     else:
         a, b = (q.y, q.w) if down else (q.w, q.y)
-        reflections, arguments = a.shape[1], [a.contiguous(), b.contiguous(), q.d.contiguous(), fields, a.shape[1]]
+        reflections, arguments = a.shape[1], [a.contiguous(), b.contiguous(), q.d.contiguous(), fields, a.shape[1], inner]
     with torch.cuda.device(device):
         what = packed, "out" in given, "extra" in given, "two" in given
         kernel, shape = _prepared(n, reflections, batch, mode, f.name, what, torch.cuda.current_device())

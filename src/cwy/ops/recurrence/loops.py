@@ -68,20 +68,21 @@ def _run(x, h, states, z, sizes, q, f, bias):
 
 
 def adjoint(
-    g: Tensor | None, carry: Tensor, gn: Tensor | None, deltas: Tensor, states: Tensor, z: Tensor | None, sizes: list[int],
-    q: Transition, f: Nonlinearity, bias: Tensor | None,
-) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """Writes the deltas of all steps; returns the gradients of the states before them and of the bias.
+    g: Tensor | None, carry: Tensor, gn: Tensor | None, deltas: Tensor, states: Tensor, before: Tensor, z: Tensor | None,
+    sizes: list[int], q: Transition, f: Nonlinearity, bias: Tensor | None,
+) -> tuple[Tensor, Tensor | None, tuple[Tensor, ...]]:  # fmt: skip
+    """Writes the deltas of all steps; returns the gradients of the states ``before`` them, the bias and the transition.
 
     ``g`` is the gradient of the states from outside, ``carry`` what comes from the step after, ``gn`` the gradient of the
     last state of each sequence.
     """
-    before = (_replay if graphs.worth(deltas, sizes) else _adjoint)(g, carry, gn, deltas, states, z, sizes, q, f, bias)
+    carry = (_replay if graphs.worth(deltas, sizes) else _adjoint)(g, carry, gn, deltas, states, z, sizes, q, f, bias)
+    found = _gradient(q, deltas, states, before, sizes)
     if bias is None:
-        return before, None
+        return carry, None, found
     # Along the phase of h, modReLU has derivative 1: its threshold's gradient is that of |z|.
     along = (torch.sgn(states).conj() * deltas) if f.threshold else deltas
-    return before, summed_to(along.real if along.is_complex() and not bias.is_complex() else along, bias.shape)
+    return carry, summed_to(along.real if along.is_complex() and not bias.is_complex() else along, bias.shape), found
 
 
 def ending(carry: Tensor, gn: Tensor | None, batch: int) -> Tensor:
@@ -164,7 +165,7 @@ def recover(
     return recovered, h
 
 
-def gradient(q: Transition, deltas: Tensor, states: Tensor, before: Tensor, sizes: list[int]) -> tuple[Tensor, ...]:
+def _gradient(q: Transition, deltas: Tensor, states: Tensor, before: Tensor, sizes: list[int]) -> tuple[Tensor, ...]:
     """The gradient of the transition's tensors from all steps of a chunk, whose first has the states ``before``."""
     parts = [q.grad(ours, previous) for ours, previous in _steps_before(deltas, states, before, sizes)]
     return tuple(functools.reduce(torch.add, part) for part in zip(*parts, strict=True))

@@ -83,17 +83,25 @@ def cluster(n: int, batch: int, mode: int, device: int) -> Shape:
 
 
 def factored(n: int, reflections: int, batch: int, device: int) -> Shape:
-    """Both factors in the registers of 8 blocks; of many reflections, a part in shared memory."""
-    c, threads, lanes, w = 8, 256, 16, 4
-    r2, r1 = -(-n // (c * 16)), -(-reflections // 64) * 4
-    rows, padded = 16 * r2, 16 * r1
-    j1, j2 = -(-rows // 64), padded // 64
-    kept = min(j2, max(1, (144 - r1 * j1 * w) // (r2 * w)))
-    fit, most = clusters(c, device), 5 if padded > 128 else 8
-    s = -(-batch // (fit * -(-batch // (fit * most))))
-    macros = {"C": c, "S": s, "THREADS": threads, "G": lanes, "W": w, "R1": r1, "J1": j1, "JR1": j1, "R2": r2, "J2": j2}
-    shared = s * j1 * lanes * w + s * padded * (1 + 2 * c) + r2 * (j2 - kept) * w * threads
-    return Shape("factored.cu", macros | {"JR2": kept, "D": 2}, s, _left_after(s * r2, lanes // 2), shared)
+    """Both factors, as two halves, in the registers of 8 blocks; of many reflections, a part in shared memory."""
+    c, warps = 8, 8
+    rows, tiles = -(-n // (16 * c)), -(-reflections // 16)
+    s, fit = 8, clusters(c, device)
+    s = -(-batch // (fit * -(-batch // (fit * s))))
+    m = -(-tiles // warps)
+    down, up = _kept(m, rows, tiles)
+    macros = {"C": c, "S": s, "RT": rows, "LT": tiles, "KR1": down, "KR2": up, "THREADS": 32 * warps, "D": 2}
+    shared = 4 + 16 * s * (rows + tiles) + 128 * c * -(-tiles // c) + 8 * (rows + tiles)
+    return Shape("factored.cu", macros, s, 4, shared + 2048 * (m * (rows - down) + tiles - up))
+
+
+def _kept(m: int, rows: int, tiles: int, most: int = 16) -> tuple[int, int]:
+    """How much of either factor is in registers: as large a share of one as of the other."""
+    held = m * rows + tiles
+    if held <= most:
+        return rows, tiles
+    down = max(1, rows * most // held)
+    return down, most - m * down
 
 
 @functools.cache

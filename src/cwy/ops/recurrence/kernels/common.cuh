@@ -6,11 +6,17 @@ enum { FORWARD, ADJOINT, RECOVER };
 constexpr float SLOPE = 0.01f, TINY = 1.17549435e-38f;
 
 // ---- nonlinearities ------------------------------------------------------------------------------------------------
+// 1, or 0 for zero. A choice would take one of the few predicates, and units would wait for each other.
+__device__ __forceinline__ float nonzero(float z) {
+  float one;
+  asm("set.neu.f32.f32 %0, %1, 0f00000000;" : "=f"(one) : "f"(z));
+  return one;
+}
 // The bias is modReLU's threshold; elsewhere it was added to z. Comparisons are such that NaN stays NaN.
 __device__ __forceinline__ float apply(float z, float bias) {
   if (F == MODRELU) {
-    const float size = fabsf(z) + bias, value = copysignf(size <= 0.f ? 0.f : size, z);
-    return z == 0.f ? 0.f : value;
+    const float size = fabsf(z) + bias;
+    return nonzero(z) * copysignf(size <= 0.f ? 0.f : size, z);
   }
   if (F == ABS) return fabsf(z);
   if (F == RELU) return z <= 0.f ? 0.f : z;
@@ -20,7 +26,7 @@ __device__ __forceinline__ float apply(float z, float bias) {
 }
 // The derivative from h; for abs from z.
 __device__ __forceinline__ float derivative(float h) {
-  if (F == MODRELU) return h != 0.f ? 1.f : 0.f;
+  if (F == MODRELU) return nonzero(h);
   if (F == ABS) return h > 0.f ? 1.f : h < 0.f ? -1.f : 0.f;
   if (F == RELU) return h > 0.f ? 1.f : 0.f;
   if (F == LEAKY_RELU) return h > 0.f ? 1.f : SLOPE;
@@ -150,6 +156,8 @@ __device__ __forceinline__ float read(unsigned from) {
   return value;
 }
 
+__device__ __forceinline__ void clear(unsigned at) { asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(0.f)); }
+
 // ---- the units that a lane finishes ------------------------------------------------------------------------------------
 // Tensors of a rollout; absent ones are null. `one` and `two` are read at each step: x (FORWARD); states, or z for abs, and
 // the gradient from outside (ADJOINT); x and signs (RECOVER). `start` is the state before the first step, or what reaches the
@@ -186,6 +194,8 @@ template <int Count> struct Units {
     value[u] = MODE == FORWARD ? begin : 0.f;
     tail[u] = MODE == FORWARD ? 0.f : begin;
     given[u] = other[u] = z[u] = 0.f;
+    if (!live)  // a unit of none stays zero: nothing is copied for it
+      for (int i = 0; i < D * (1 + TWO); i++) clear(ring + (i * Count + u) * THREADS * 4);
   }
   __device__ __forceinline__ int time(int it) const { return MODE == FORWARD ? it : longest - 1 - it; }
   __device__ __forceinline__ bool active(int u, int it) const { return PACKED ? time(it) < until[u] : until[u] > 0; }
@@ -234,7 +244,7 @@ template <int Count> struct Units {
   __device__ __forceinline__ float finish(int u, int it, float v) {
     if (MODE != FORWARD) v += (PACKED ? time(it) == until[u] - 1 : it == 0) ? tail[u] : 0.f;
     if (MODE == FORWARD) {
-      z[u] = v + given[u] + (F == MODRELU ? 0.f : bias[u]);
+      z[u] = F == MODRELU ? v + given[u] : v + given[u] + bias[u];
       v = apply(z[u], bias[u]);
     } else if (MODE == ADJOINT) {
       v = derivative(given[u]) * (TWO ? v + other[u] : v);
@@ -242,7 +252,7 @@ template <int Count> struct Units {
       z[u] = TWO ? other[u] * fmaxf(v, TINY) : v;
       v = z[u] - given[u] - bias[u];
     }
-    return value[u] = active(u, it) ? v : 0.f;
+    return value[u] = !PACKED || active(u, it) ? v : 0.f;
   }
   // After the last step; v is one product more, of the modes that go down.
   __device__ __forceinline__ void close(int u, float v) {
@@ -261,10 +271,21 @@ __device__ __forceinline__ void cluster_sync() {
 __device__ __forceinline__ unsigned remote(unsigned address, unsigned rank) {
   unsigned a; asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(a) : "r"(address), "r"(rank)); return a;
 }
-// A store into a block of the cluster that its barrier counts.
+// Stores into a block of the cluster that its barrier counts.
+__device__ __forceinline__ void send(unsigned address, uint4 v, unsigned barrier) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1,%2,%3,%4}, [%5];"
+               ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(barrier));
+}
 __device__ __forceinline__ void send(unsigned address, float4 v, unsigned barrier) {
-  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1,%2,%3,%4}, [%5];"
-               ::"r"(address), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(barrier));
+  send(address, make_uint4(__float_as_uint(v.x), __float_as_uint(v.y), __float_as_uint(v.z), __float_as_uint(v.w)), barrier);
+}
+__device__ __forceinline__ void send(unsigned address, float2 v, unsigned barrier) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1,%2}, [%3];"
+               ::"r"(address), "f"(v.x), "f"(v.y), "r"(barrier));
+}
+__device__ __forceinline__ void send(unsigned address, float v, unsigned barrier) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];"
+               ::"r"(address), "f"(v), "r"(barrier));
 }
 __device__ __forceinline__ void barriers_init(unsigned first, unsigned second) {
   if (threadIdx.x == 0) {
@@ -277,10 +298,11 @@ __device__ __forceinline__ void barriers_init(unsigned first, unsigned second) {
 __device__ __forceinline__ void barrier_expect(unsigned barrier, unsigned bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
+// At the scope of the block, where what came lies: that of the cluster would empty the L1 cache.
 __device__ __forceinline__ void barrier_wait(unsigned barrier, unsigned parity) {
   unsigned done;
   do {
-    asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+    asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
                  : "=r"(done) : "r"(barrier), "r"(parity) : "memory");
   } while (!done);
 }

@@ -1,107 +1,163 @@
-// The same recurrence with Q = diag(d) - A B^T of few columns L, held by a cluster of C blocks that runs S sequences.
+// The same recurrence with Q = diag(d) - A B^T of few columns, on tensor cores: a cluster of C blocks runs S <= 8 sequences.
 //
-// A block owns ROWS rows of A and B and of the states. A step takes its part of c = B^T h, sends it to every block of the
-// cluster, sums what came from all, and finishes its rows of d h - A c. MODE as in block.cu, with A and B exchanged.
-#include "common.cuh"
+// A block owns RT tiles of 16 rows of A and B and of the states; c = B^T h has LT tiles. A warp multiplies a tile of the
+// block's part of c and sends it, as it is, to one block, which adds up what came from all and sends the sum to all, as the
+// operand of A c; a warp finishes 16 rows of d h - A c there. MODE as in block.cu, with A and B exchanged.
+//
+// Buffers are single: whatever overwrites one was made from sums that all blocks, and all warps, had a part in after reading
+// it. In the adjoint, c of each step is kept in `inner`, if there is one.
+#include "halves.cuh"
 
-constexpr int ROWS = R2 * THREADS / G, LP = R1 * THREADS / G, COLUMNS = J1 * G * W, QUADS = S * LP / 4;
-constexpr int OWN1 = left_after(S * R1, G / 2), OWN = left_after(S * R2, G / 2);
+constexpr int WARPS = THREADS / 32, M = (LT + WARPS - 1) / WARPS, OWNED = (LT + C - 1) / C, PAIRS = (S + 1) / 2;
+constexpr int PART = 8 * PAIRS * 16, TILE = S * 64 + PAIRS * 8;  // bytes of a tile that are sent: a part, and the whole
+static_assert(RT <= WARPS && OWNED <= WARPS && S <= 8 && C <= 8, "a warp for each tile");
+
+// The four numbers that the tensor cores leave in a lane, rows group and group + 8 of sequences 2 within and 2 within + 1, as
+// its words of an operand, columns 2 within, + 1, + 8 and + 9 of sequence `group`; and the scales of those two sequences.
+struct Operand {
+  uint4 words;
+  float2 scale;
+
+  static __device__ __forceinline__ unsigned turned(unsigned pair) {
+    unsigned other;
+    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(other) : "r"(pair));
+    return other;
+  }
+  static __device__ __forceinline__ unsigned larger(unsigned a, unsigned b) {
+    unsigned both;
+    asm("max.u16x2 %0, %1, %2;" : "=r"(both) : "r"(a), "r"(b));
+    return both;
+  }
+  __device__ __forceinline__ Operand(const float* v) {
+    unsigned peaks = __byte_perm(max(size(v[0]), size(v[2])), max(size(v[1]), size(v[3])), 0x7632);  // the upper halves
+    #pragma unroll
+    for (int lanes = 4; lanes < 32; lanes *= 2) peaks = larger(peaks, __shfl_xor_sync(~0u, peaks, lanes));
+    const unsigned a = exponent(peaks << 16), b = exponent(peaks);
+    const uint4 w = split(make_float4(v[0] * lift(a), v[1] * lift(b), v[2] * lift(a), v[3] * lift(b)));
+    words = make_uint4(turned(w.x), turned(w.y), turned(w.z), turned(w.w));
+    scale = make_float2(power(a, 28), power(b, 28));
+  }
+};
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-rollout(const float* __restrict__ A, const float* __restrict__ B, const float* __restrict__ d, const Tensors of, const int l) {
+rollout(const float* __restrict__ A, const float* __restrict__ B, const float* __restrict__ d, const Tensors of, const int l,
+        float* const inner) {
   extern __shared__ __align__(16) float memory[];
-  float* const vectors = memory;             // S x COLUMNS
-  float* const c = vectors + S * COLUMNS;    // S x LP, this block's part and then the whole
-  float* const parts = c + S * LP;           // 2 x C x S x LP
-  float* const ring = parts + 2 * C * S * LP;
-  float* const rest = ring + Units<OWN>::shared;
-  __shared__ unsigned long long barriers[2];
+  unsigned long long* const barriers = reinterpret_cast<unsigned long long*>(memory);  // 2
+  uint4* const states = reinterpret_cast<uint4*>(memory) + 1;             // RT x S x 4
+  uint4* const wholes = states + RT * S * 4;                              // LT x S x 4, c as an operand
+  float4* const parts = reinterpret_cast<float4*>(wholes + LT * S * 4);   // OWNED x C x 32
+  float2* const scales = reinterpret_cast<float2*>(parts + OWNED * C * 32);  // (RT + LT) x 4
+  float* const ring = reinterpret_cast<float*>(scales + (RT + LT) * 4);
+  float* const rest = ring + Units<4>::shared;
 
   const unsigned rank = cluster_rank();
-  const int sequence = blockIdx.x / C * S, group = threadIdx.x / G, lane = threadIdx.x % G;
-  const int rows = of.n - (int)rank * ROWS;
-  typedef Held<R1, J1, JR1, W, G> First;
-  First down;
-  Held<R2, J2, JR2, W, G> up;
-  down.load(B + (long)rank * ROWS * l, 1, l, l, rows < ROWS ? rows : ROWS, rest);
-  up.load(A + (long)rank * ROWS * l, l, 1, rows, l, rest + First::spilled);
+  const int sequence = blockIdx.x / C * S, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int group = lane / 4, within = lane % 4, first = rank * RT * 16, row = first + 16 * warp + group;
+  Fragments<M, RT, KR1> down;
+  Fragments<1, LT, KR2> up;
+  unsigned peaks[M + 1][2];
+  float powers[M + 1][2];
+  const auto column = [&](int j, int c) { return 16 * j + 2 * within + c % 2 + 8 * (c / 2); };
+  down.load(rest, [&](int m, int half, int j, int c) {
+    const int i = first + column(j, c), k = 16 * (warp + WARPS * m) + 8 * half + group;
+    return i < of.n && k < l ? B[(long)i * l + k] : 0.f;
+  }, peaks);
+  up.load(rest + down.spilled, [&](int, int half, int j, int c) {
+    const int i = row + 8 * half, k = column(j, c);
+    return warp < RT && i < of.n && k < l ? A[(long)i * l + k] : 0.f;
+  }, peaks + M);
+  #pragma unroll
+  for (int i = 0; i < 2 * M + 2; i++) powers[i / 2][i % 2] = power(peaks[i / 2][i % 2] = exponent(peaks[i / 2][i % 2]), 0);
+  down.halve(peaks);
+  up.halve(peaks + M);
 
-  Units<OWN> units(of, sequence, ring);
-  int first1 = 0, count1 = S * R1, first = 0, count = S * R2, slot1[OWN1], slot[OWN];
-  float diagonal[OWN];
-  folded<S * R1, G / 2>(lane, first1, count1);
-  folded<S * R2, G / 2>(lane, first, count);
+  Units<4> units(of, sequence, ring);
+  float diagonal[2];
   #pragma unroll
-  for (int i = 0; i < OWN1; i++) slot1[i] = i < count1 ? (first1 + i) / R1 * LP + group * R1 + (first1 + i) % R1 : -1;
-  #pragma unroll
-  for (int u = 0; u < OWN; u++) {
-    const int s = (first + u) / R2, local = group * R2 + (first + u) % R2;
-    units.set(u, u < count, sequence + s, rank * ROWS + local);
-    slot[u] = u < count ? s * COLUMNS + local : -1;
-    diagonal[u] = local < rows ? d[rank * ROWS + local] : 0.f;
+  for (int u = 0; u < 4; u++) {
+    const int s = 2 * within + u % 2, i = row + 8 * (u / 2);
+    units.set(u, warp < RT && s < S, sequence + s, i);
+    diagonal[u / 2] = i < of.n ? d[i] : 0.f;
   }
   units.begin();
+  const auto publish = [&]() {
+    const Operand h(units.value);
+    if (group < S) states[warp * S * 4 + lane] = h.words;
+    if (group == 0 && within < PAIRS) scales[warp * 4 + within] = h.scale;
+  };
+  if (warp < RT) publish();
 
-  for (int i = threadIdx.x; i < S * COLUMNS; i += THREADS) {
-    const int s = i / COLUMNS, m = i % COLUMNS;
-    const bool live = MODE == FORWARD && m < ROWS && m < rows && sequence + s < of.batch;
-    vectors[i] = live ? of.start[(long)(sequence + s) * of.n + rank * ROWS + m] : 0.f;
+  const int owned = WARPS - 1 - warp, mine = rank + C * owned;  // the tile of c that the warp adds up
+  const unsigned partial = shared_address(&barriers[0]), whole = shared_address(&barriers[1]);
+  barriers_init(partial, whole);
+  if (threadIdx.x == 0) {
+    barrier_expect(partial, (LT + C - 1 - rank) / C * C * PART);
+    barrier_expect(whole, LT * TILE);
   }
-  const unsigned barrier[2] = {shared_address(&barriers[0]), shared_address(&barriers[1])};
-  barriers_init(barrier[0], barrier[1]);
 
+  const int from = (group < S ? group : S - 1) * 4 + within;  // lanes of no sequence read another's
   const int total = units.longest + (MODE != FORWARD);
   for (int it = 0; it < total; it++) {
-    float* const part = parts + (it & 1) * C * S * LP;
-    if (threadIdx.x == 0) barrier_expect(barrier[it & 1], C * S * LP * 4);
-    {
-      float sums[S * R1];
-      down.template multiply<S>(vectors, COLUMNS, sums);
-      fold<S * R1, G / 2>(sums, lane);
+    #pragma unroll
+    for (int m = 0; m < M; m++) {
+      const int tile = warp + WARPS * m;
+      if (tile >= LT) break;
+      float c[4] = {0.f, 0.f, 0.f, 0.f};
       #pragma unroll
-      for (int i = 0; i < OWN1; i++)
-        if (slot1[i] >= 0) c[slot1[i]] = sums[i];
-    }
-    __syncthreads();
-    {
-      const unsigned to = shared_address(part + rank * S * LP);
-      #pragma unroll
-      for (int e = threadIdx.x; e < C * QUADS; e += THREADS)
-        send(remote(to + e % QUADS * 16, e / QUADS), reinterpret_cast<float4*>(c)[e % QUADS], remote(barrier[it & 1], e / QUADS));
+      for (int j = 0; j < RT; j++) down.multiply(m, j, states[j * S * 4 + from], scales[j * 4 + within], c);
+      const float4 part = make_float4(c[0] * powers[m][0], c[1] * powers[m][0], c[2] * powers[m][1], c[3] * powers[m][1]);
+      const unsigned to = shared_address(parts + (tile / C * C + rank) * 32 + lane);
+      if (within < PAIRS) send(remote(to, tile % C), part, remote(partial, tile % C));
     }
     units.turn(it);
-    barrier_wait(barrier[it & 1], it >> 1 & 1);
-    __syncthreads();  // the barrier counts what came here: parts for other blocks may still be read from c
-    #pragma unroll
-    for (int e = threadIdx.x; e < QUADS; e += THREADS) {
-      float4 whole = make_float4(0.f, 0.f, 0.f, 0.f);
+    if (owned < OWNED && mine < LT) {
+      barrier_wait(partial, it & 1);
+      if (owned == 0 && lane == 0) barrier_expect(partial, (LT + C - 1 - rank) / C * C * PART);
+      const float4 own = parts[owned * C * 32 + lane];
+      float c[4] = {own.x, own.y, own.z, own.w};
       #pragma unroll
-      for (int r = 0; r < C; r++) {
-        const float4 p = reinterpret_cast<float4*>(part)[r * QUADS + e];
-        whole.x += p.x, whole.y += p.y, whole.z += p.z, whole.w += p.w;
+      for (int r = 1; r < C; r++) {
+        const float4 part = parts[(owned * C + r) * 32 + lane];
+        c[0] += part.x, c[1] += part.y, c[2] += part.z, c[3] += part.w;
       }
-      reinterpret_cast<float4*>(c)[e] = whole;
+      const Operand sum(c);
+      const unsigned to = shared_address(wholes + mine * S * 4 + lane), scale = shared_address(scales + (RT + mine) * 4 + within);
+      if (group < S)
+        #pragma unroll
+        for (int r = 0; r < C; r++) send(remote(to, r), sum.words, remote(whole, r));
+      if (group < C && within < PAIRS) send(remote(scale, group), sum.scale, remote(whole, group));
+      if (MODE == ADJOINT && inner && it > 0) {
+        const int t = units.time(it - 1);
+        const long at = PACKED ? (long)of.offsets[t] : (long)t * of.batch;
+        #pragma unroll
+        for (int i = 0; i < 4; i++) {
+          const int s = 2 * within + i % 2, k = 16 * mine + group + 8 * (i / 2);
+          const bool live = s < S && sequence + s < of.batch && k < l;
+          if (live && (!PACKED || t < of.lengths[sequence + s])) inner[(at + sequence + s) * l + k] = c[i];
+        }
+      }
     }
-    __syncthreads();
-    float sums[S * R2];
-    up.template multiply<S>(c, LP, sums);
-    fold<S * R2, G / 2>(sums, lane);
-    #pragma unroll
-    for (int u = 0; u < OWN; u++) {
-      const float v = diagonal[u] * units.value[u] - sums[u];
-      if (MODE != FORWARD && it + 1 == total) {
-        units.close(u, v);
-        continue;
+    barrier_wait(whole, it & 1);
+    if (threadIdx.x == 0) barrier_expect(whole, LT * TILE);
+    if (warp < RT) {
+      float v[4] = {0.f, 0.f, 0.f, 0.f};
+      #pragma unroll
+      for (int j = 0; j < LT; j++) up.multiply(0, j, wholes[j * S * 4 + from], scales[(RT + j) * 4 + within], v);
+      #pragma unroll
+      for (int u = 0; u < 4; u++) {
+        v[u] = fmaf(-powers[M][u / 2], v[u], diagonal[u / 2] * units.value[u]);
+        if (MODE != FORWARD && it + 1 == total) units.close(u, v[u]);
+        else units.finish(u, it, v[u]);
       }
-      const float value = units.finish(u, it, v);
-      if (slot[u] >= 0) vectors[slot[u]] = value;
+      publish();
     }
     __syncthreads();
   }
   if (MODE == FORWARD) {
     units.keep(total);
     #pragma unroll
-    for (int u = 0; u < OWN; u++) units.close(u, 0.f);
+    for (int u = 0; u < 4; u++) units.close(u, 0.f);
   }
   arrived<0>();
   cluster_sync();
