@@ -416,6 +416,27 @@ def test_a_point_off_the_manifold_is_refused_or_moved_to_it_as_asked():
     assert kernel.is_contiguous(memory_format=torch.channels_last)
 
 
+@every_rule
+def test_what_is_written_off_the_manifold_is_refused_or_moved_back_as_asked(rule):
+    xs = points()
+    optimiser, ts = make(rule, xs), targets(xs)
+    run(optimiser, xs, ts, 1)
+    before = [x.detach().clone() for x in xs]
+    with torch.no_grad():
+        xs[-1].mul_(3)
+    with pytest.raises(ValueError, match=r"parameter 0 of its group, \(8, 3, 2, 2\) is not on the manifold.*project=True"):
+        run(optimiser, xs, ts, 1)
+    assert all(torch.equal(x, y) for x, y in zip(xs[:-1], before[:-1], strict=True)), "nothing has moved"
+    for group in optimiser.param_groups:
+        group |= {"project": True, "lr": 0.0}
+    with torch.no_grad():
+        xs[0].mul_(1e-3)
+        xs[1].mul_(1 + 1e-3)
+    run(optimiser, xs, ts, 1)
+    for x, y in zip(xs, before, strict=True):
+        torch.testing.assert_close(x, y, atol=1e-12, rtol=0)
+
+
 def sparse():
     x = nn.Parameter(torch.eye(3))
     x.grad = torch.eye(3).to_sparse()
