@@ -232,7 +232,7 @@ class ConvNERUCell(_Kernels):
         """The next state."""
         if input.dim() not in (3, 4) or input.shape[-3] != self.in_channels:
             raise ValueError(f"ConvNERUCell: expected input (B, {self.in_channels}, H, W), got shape {tuple(input.shape)}.")
-        check_input(self, input, self.weight_ih)
+        check_input(self, input, cast(Tensor, self.weight_ih))
         z = self._convolve(input, "")
         if hx is not None:
             if hx.shape != z.shape:

@@ -145,7 +145,7 @@ class ConvLSTMCell(_Gates):
         """The next states."""
         if input.dim() != 4 or input.shape[1] != self.in_channels:
             raise ValueError(f"ConvLSTMCell: expected input (B, {self.in_channels}, H, W), got shape {tuple(input.shape)}.")
-        check_input(self, input, self.weight_ih)
+        check_input(self, input, next(self.parameters()))
         x, shape = self._convolve(input, ""), (len(input), self.hidden_channels, *input.shape[2:])
         h, c = (x.new_zeros(shape), x.new_zeros(shape)) if hx is None else hx
         if h.shape != shape or c.shape != shape:

@@ -107,7 +107,9 @@ class StiefelOptimizer(KeepsPrecision):
         """Looks anew at parameters that somebody else has written to since; waits for a device for these alone."""
         for group in self.param_groups:
             for i, p in enumerate(group["params"]):
-                if group["stiefel"] and p.grad is not None and self._versions.get(p) != p._version:
+                written = group["stiefel"] and p.grad is not None and self._versions.get(p) != p._version
+                # While a CUDA graph is recorded, nobody can look.
+                if written and not (p.is_cuda and torch.cuda.is_current_stream_capturing()):
                     self._check_point(group, i)
 
     def _check_point(self, group: dict[str, Any], index: int) -> None:
