@@ -216,6 +216,10 @@ ERRORS = [
     (lambda: ConvNERU(3, 4)(IMAGES), r"\(T, B, C, H, W\).*C = 3; got shape \(3, 2, 2, 6, 6\)"),
     (lambda: ConvNERU(2, 4)(IMAGES, torch.zeros(1, 2, 4, 5, 6)), r"hx of shape \(1, 2, 4, 6, 6\)"),
     (lambda: ConvNERU(2, 4)(IMAGES, lengths=torch.tensor([0, 3])), r"2 numbers from 1 to T = 3, got \[0, 3\]"),
+    (lambda: ConvNERU(2, 4)(IMAGES[:0]), r"ConvNERU: expected at least one step, got input of shape \(0, 2, 2, 6, 6\)"),
+    (lambda: ConvLSTM(2, 4)(IMAGES.byte()), r"ConvLSTM: the input is torch.uint8, but the weights are torch.float32.*\.to"),
+    (lambda: ConvNERUCell(2, 4)(IMAGES[0].double()), "ConvNERUCell: the input is torch.float64"),
+    (lambda: ConvLSTMCell(2, 4)(IMAGES[0].double()), "ConvLSTMCell: the input is torch.float64"),
     (lambda: ConvNERUCell(2, 4)(IMAGES), r"expected input \(B, 2, H, W\)"),
     (lambda: conv_rollout(IMAGES, IMAGES[0], torch.zeros(2, 2, 2, 3)), r"q odd.*got \(2, 2, 2, 3\)"),
     (

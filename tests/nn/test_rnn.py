@@ -121,6 +121,27 @@ def test_memory_modes_and_last_output(memory, bidirectional):
         assert y.shape == ((4, 6 * (1 + bidirectional)) if output == "last" else (150, 4, 6 * (1 + bidirectional)))
 
 
+@pytest.mark.parametrize("f", ["tanh", "abs", "identity", torch.sin])
+def test_output_written_to_in_place_is_never_a_wrong_gradient(f):
+    """Only stored states are read again, and then torch says so, as it does of cuDNN's; all else may be written to."""
+    x = torch.randn(150, 4, 3, dtype=torch.float64)
+    for memory, output in itertools.product(("store", "checkpoint", "reversible"), ("all", "last")):
+        if memory != "store" and (callable(f) or (memory == "reversible" and f == "tanh")):
+            continue
+        rnn = OrthogonalRNN(3, 6, nonlinearity=f, memory=memory, output=output, dtype=torch.float64)
+        (2 * rnn(x)[0]).square().sum().backward()
+        expected = [p.grad for p in rnn.parameters()]
+        rnn.zero_grad()
+        loss = rnn(x)[0].mul_(2).square().sum()
+        if memory == "store" and output == "all" and isinstance(f, str):
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                loss.backward()
+            continue
+        loss.backward()
+        for p, grad in zip(rnn.parameters(), expected, strict=True):
+            torch.testing.assert_close(p.grad, grad)
+
+
 def test_last_output_is_the_last_of_all():
     lengths = torch.tensor([3, 7, 1, 5])
     rnn = OrthogonalRNN(3, 6)
@@ -163,13 +184,19 @@ def test_dropout_is_between_layers_and_only_in_training():
     assert torch.equal(rnn(x)[0], rnn(x)[0])
 
 
-def test_autocast_keeps_the_recurrence_in_full_precision():
-    rnn, x = OrthogonalRNN(3, 32, nonlinearity="identity", bias=False), torch.zeros(300, 2, 3)
-    h0 = torch.randn(1, 2, 32)
-    with torch.autocast("cpu", torch.bfloat16):
-        _, hn = rnn(x, h0)
-    assert hn.dtype == torch.float32
-    torch.testing.assert_close(hn.norm(dim=-1), h0.norm(dim=-1), rtol=1e-4, atol=0)
+@pytest.mark.parametrize("reflections", [None, 2])
+@pytest.mark.parametrize("f", ["identity", lambda z: z])
+def test_autocast_keeps_the_recurrence_in_full_precision(reflections, f):
+    """By Q or by factors, which few steps or few reflections make cheaper."""
+    rnn, h0 = OrthogonalRNN(3, 32, nonlinearity=f, bias=False, reflections=reflections), torch.randn(1, 2, 32)
+    for steps, dtype in itertools.product((4, 300), (torch.float32, torch.bfloat16)):
+        with torch.autocast("cpu", torch.bfloat16):
+            _, hn = rnn(torch.zeros(steps, 2, 3, dtype=dtype), h0)
+        assert hn.dtype == torch.float32
+        torch.testing.assert_close(hn.norm(dim=-1), h0.norm(dim=-1), rtol=1e-4, atol=0)
+        hn.sum().backward()
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(ValueError, match=r"the input is torch\.float64"):
+        rnn(torch.zeros(4, 2, 3).double(), h0)
 
 
 def test_compile_and_export_compute_the_transition_once():
@@ -206,6 +233,14 @@ ERRORS = [
     (lambda: OrthogonalRNN(3, 5)(torch.zeros(2, 2, 2, 3)), "2 .unbatched. or 3 dimensions"),
     (lambda: OrthogonalRNN(3, 5)(torch.zeros(2, 2, 4)), "3 features"),
     (lambda: OrthogonalRNN(3, 5)(torch.zeros(2, 2, 3), torch.zeros(1, 3, 5)), r"hx of shape \(1, 2, 5\)"),
+    (lambda: OrthogonalRNN(3, 5, batch_first=True)(torch.zeros(2, 0, 3)), r"at least one step, got input of shape \(2, 0, 3\)"),
+    (
+        lambda: OrthogonalRNN(3, 5)(torch.zeros(2, 2, 3).double()),
+        r"^OrthogonalRNN: the input is torch.float64.*\.to\(torch.float32",
+    ),
+    (lambda: OrthogonalRNN(3, 5, memory="checkpoint")(torch.zeros(2, 2, 3).bfloat16()), "input is torch.bfloat16"),
+    (lambda: OrthogonalRNNCell(3, 5)(torch.zeros(2, 3).long()), "^OrthogonalRNNCell: the input is torch.int64"),
+    (lambda: OrthogonalRNNCell(3, 5)(torch.zeros(2, 3), torch.zeros(2, 5) * 1j), "hx is torch.complex64"),
     (lambda: OrthogonalRNNCell(3, 5)(torch.zeros(2, 4)), r"input \(\*, 3\)"),
 ]
 

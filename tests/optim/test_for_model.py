@@ -3,10 +3,12 @@
 import copy
 import io
 import pickle
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import CyclicLR, OneCycleLR
 
 import cwy
 from cwy.nn import OrthogonalRNN
@@ -125,6 +127,32 @@ def test_a_closure_and_a_gradient_scaler_drive_the_joint_optimiser():
     assert calls == [True]
 
 
+@pytest.mark.parametrize(("method", "kind"), [("rgd-adam", torch.optim.AdamW), ("rgd-c-c", torch.optim.SGD)])
+@pytest.mark.parametrize(
+    "cycle", [partial(OneCycleLR, max_lr=0.1, total_steps=20), partial(CyclicLR, base_lr=0.01, max_lr=0.1)]
+)
+def test_schedules_of_momentum_reach_every_part(method, kind, cycle):
+    layer = cwy.orthogonal(nn.Linear(4, 4), method=method)
+    optimiser = for_model(layer, optimizer=kind)
+    schedule, seen = cycle(optimiser), []
+    for _ in range(3):
+        optimiser.zero_grad()
+        layer(torch.randn(8, 4)).square().sum().backward()
+        optimiser.step()
+        schedule.step()
+        seen.append([g["betas"][0] if "betas" in g else g["momentum"] for g in optimiser.param_groups])
+    assert all(free == moved for free, moved in seen)
+    assert seen[0] > seen[1] > seen[2]
+    assert cwy.orthogonality_error(layer.weight) <= 1e-6
+
+
+def test_of_unlike_parts_no_momentum_is_cycled():
+    optimiser = for_model(Mix(), optimizer=torch.optim.Adam)
+    with pytest.raises(ValueError, match="cycle_momentum"):
+        OneCycleLR(optimiser, 0.1, 10)
+    OneCycleLR(optimiser, 0.1, 10, cycle_momentum=False)
+
+
 def test_groups_can_be_added_to_a_joint_optimiser():
     optimiser = for_model(Mix(), lr=1e-2)
     free, point = nn.Parameter(torch.ones(3)), nn.Parameter(torch.eye(3))
@@ -195,6 +223,16 @@ def test_an_orthogonal_weight_is_kept_and_another_replaced():
     other = cwy.orthogonal(nn.Linear(6, 6), method="rgd", init="identity")
     assert torch.equal(other.weight, torch.eye(6))
     assert cwy.orthogonality_error(cwy.orthogonal(nn.Linear(6, 6), method="rgd-adam").weight) <= 1e-6
+
+
+def test_a_loaded_weight_off_the_manifold_is_refused_before_any_part_moves():
+    model = Mix()
+    optimiser = for_model(model, lr=1e-2)
+    model.load_state_dict(model.state_dict() | {"moved.weight": torch.randn(6, 6)})
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match=r"'moved.weight' \(6, 6\) is not on the manifold"):
+        train(model, optimiser, 1)
+    assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), before.values(), strict=True))
 
 
 def off():

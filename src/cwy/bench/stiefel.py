@@ -84,7 +84,8 @@ class _Adam:
         self.optimizer = StiefelAdam([self.point], lr=RATE, error_if_nonfinite=False, **settings)
 
     def __call__(self, g: Tensor) -> Tensor:
-        self.point.detach().copy_(self.x)
+        # Through .data, or the optimiser would look at what was written.
+        self.point.data.copy_(self.x)
         self.point.grad = g.detach()
         self.optimizer.step()
         self.optimizer.state.clear()

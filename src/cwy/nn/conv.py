@@ -19,6 +19,7 @@ from ..ops.recurrence.nonlinearities import NONLINEARITIES
 from ..ops.recurrence.transition import by_rows
 from ..registry import METHODS
 from .images import Images, check_sizes
+from .inputs import check_input
 
 Activation = str | Callable[[Tensor], Tensor]
 
@@ -231,6 +232,7 @@ class ConvNERUCell(_Kernels):
         """The next state."""
         if input.dim() not in (3, 4) or input.shape[-3] != self.in_channels:
             raise ValueError(f"ConvNERUCell: expected input (B, {self.in_channels}, H, W), got shape {tuple(input.shape)}.")
+        check_input(self, input, cast(Tensor, self.weight_ih))
         z = self._convolve(input, "")
         if hx is not None:
             if hx.shape != z.shape:

@@ -10,6 +10,7 @@ from torch.nn.functional import conv2d, instance_norm
 
 from ..ops.recurrence.transition import by_rows
 from .images import Images, check_sizes
+from .inputs import check_input
 
 
 class _Gates(nn.Module):
@@ -144,6 +145,7 @@ class ConvLSTMCell(_Gates):
         """The next states."""
         if input.dim() != 4 or input.shape[1] != self.in_channels:
             raise ValueError(f"ConvLSTMCell: expected input (B, {self.in_channels}, H, W), got shape {tuple(input.shape)}.")
+        check_input(self, input, next(self.parameters()))
         x, shape = self._convolve(input, ""), (len(input), self.hidden_channels, *input.shape[2:])
         h, c = (x.new_zeros(shape), x.new_zeros(shape)) if hx is None else hx
         if h.shape != shape or c.shape != shape:

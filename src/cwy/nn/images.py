@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .inputs import check_input, name_of
+
 
 def check_sizes(call: str, kernel_size: int, **sizes: int) -> None:
     """Raises unless sizes are positive and images keep theirs."""
@@ -17,11 +19,6 @@ def check_sizes(call: str, kernel_size: int, **sizes: int) -> None:
             raise ValueError(f"{call}: {name} must be at least 1, got {size}.")
     if kernel_size % 2 == 0:
         raise ValueError(f"{call}: kernel_size must be odd, so that images keep their size; got {kernel_size}.")
-
-
-def name_of(layer: nn.Module) -> str:
-    """The name of a layer's class, without what torch puts before that of a parametrized one."""
-    return type(layer).__name__.removeprefix("Parametrized")
 
 
 class Images(nn.Module):
@@ -63,6 +60,7 @@ class Images(nn.Module):
             )
         unbatched = input.dim() == 4
         x = input.unsqueeze(1) if unbatched else input.transpose(0, 1) if self.batch_first else input
+        check_input(self, input, next(self.parameters()), len(x))
         first = self._first(hx, unbatched, x)
         ends = None if lengths is None else self._ends(lengths, x)
         inside = None if ends is None else torch.arange(x.shape[0], device=x.device)[:, None] < ends

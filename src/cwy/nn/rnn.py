@@ -18,6 +18,7 @@ from ..ops.recurrence.functions import check_choices, factors_are_cheaper
 from ..ops.recurrence.nonlinearities import NONLINEARITIES
 from ..parametrizations import CWY, METHODS
 from ..parametrizations.rgd import on_manifold
+from .inputs import check_input
 
 Activation = str | Callable[[Tensor], Tensor]
 
@@ -216,6 +217,7 @@ class OrthogonalRNN(_Recurrent):
         if data.shape[-1] != self.input_size:
             raise ValueError(f"OrthogonalRNN: expected input of {self.input_size} features, got shape {tuple(data.shape)}.")
         x = packed.data if packed is not None else self._time_first(cast(Tensor, input))
+        check_input(self, data, cast(Tensor, self.weight_ih_l0), len(x))
         unbatched = packed is None and cast(Tensor, input).dim() == 2
         batch = int(packed.batch_sizes[0]) if packed is not None else x.shape[1]
         h0 = self._first_states(hx, unbatched, batch, x)
@@ -343,12 +345,15 @@ class OrthogonalRNNCell(_Recurrent):
         if input.dim() not in (1, 2) or input.shape[-1] != self.input_size:
             raise ValueError(f"OrthogonalRNNCell: expected input (*, {self.input_size}), got shape {tuple(input.shape)}.")
         weight, transition, bias = self.weight_ih, self.weight_hh, getattr(self, "bias_ih", None)
+        check_input(self, input, weight)
         x = input.to(weight.dtype) if weight.is_complex() else input
         z = nn.functional.linear(x, weight, None if self._threshold else bias)
         if hx is not None:
             if hx.shape != (*input.shape[:-1], self.hidden_size):
                 expected = (*input.shape[:-1], self.hidden_size)
                 raise ValueError(f"OrthogonalRNNCell: expected hx of shape {expected}, got {tuple(hx.shape)}.")
+            if hx.is_complex() and not z.is_complex():
+                raise ValueError(f"OrthogonalRNNCell: hx is {hx.dtype}, but the cell's states are {z.dtype}.")
             z = z + hx.to(z.dtype) @ transition.mT
         if callable(self.nonlinearity):
             return self.nonlinearity(z)

@@ -46,6 +46,7 @@ class StiefelOptimizer(KeepsPrecision):
     """Splits parameters into batches and keeps torch's interface; a subclass defines :meth:`_update`."""
 
     def __init__(self, params, defaults: dict[str, Any]) -> None:
+        self._versions: dict[Tensor, int] = {}
         super().__init__(params, {"stiefel": True, "kernel": False, "capturable": True, **defaults})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -62,9 +63,11 @@ class StiefelOptimizer(KeepsPrecision):
         """One step; ``closure``, if given, computes loss and gradients anew, and its loss is returned."""
         loss = evaluated(closure)
         self.check_gradients()
+        self.check_points()
         for group in self.param_groups:
             for batch in batches(group, self.state):
                 self._update(group, batch)
+                self._versions.update((p, p._version) for p in batch.params)
         return loss
 
     def _update(self, group: dict[str, Any], batch: Batch) -> None:
@@ -82,8 +85,8 @@ class StiefelOptimizer(KeepsPrecision):
             known = ", ".join(map(repr, RETRACTIONS))
             raise ValueError(f"{call}: retraction must be one of {known}, got {group['retraction']!r}.")
         if group["stiefel"]:
-            for i, p in enumerate(group["params"]):
-                _check_point(f"{call}: {_named(group, i)}", p, group["kernel"], group["project"])
+            for i in range(len(group["params"])):
+                self._check_point(group, i)
 
     def check_gradients(self) -> None:
         """Raises before anything is changed; for entries that are not finite, unless that would wait for a device unasked."""
@@ -99,6 +102,25 @@ class StiefelOptimizer(KeepsPrecision):
                         f"{type(self).__name__}: the gradient of {_named(group, i)} has NaN or infinite entries. Nothing was "
                         "changed. Look for the loss that made it, or pass error_if_nonfinite=False to take it for zero."
                     )
+
+    def check_points(self) -> None:
+        """Looks anew at parameters that somebody else has written to since; waits for a device for these alone."""
+        for group in self.param_groups:
+            for i, p in enumerate(group["params"]):
+                written = group["stiefel"] and p.grad is not None and self._versions.get(p) != p._version
+                # While a CUDA graph is recorded, nobody can look.
+                if written and not (p.is_cuda and torch.cuda.is_current_stream_capturing()):
+                    self._check_point(group, i)
+
+    def _check_point(self, group: dict[str, Any], index: int) -> None:
+        p = group["params"][index]
+        _check_point(f"{type(self).__name__}: {_named(group, index)}", p, group["kernel"], group["project"])
+        self._versions[p] = p._version
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        # A copy has parameters of its own, not looked at yet.
+        self.__dict__.setdefault("_versions", {})
 
 
 def _check_point(what: str, p: Tensor, kernel: bool, project: bool) -> None:

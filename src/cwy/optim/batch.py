@@ -41,6 +41,12 @@ def batches(group: dict[str, Any], state: dict[Tensor, Any]) -> Iterator[Batch]:
         yield Batch(params, group, state)
 
 
+def _without_overflow(g: Tensor) -> Tensor:
+    """Matrices with no entry above the root of the largest number, scaled down to that: no sum of products overflows then."""
+    parts = torch.view_as_real(g).flatten(-2) if g.is_complex() else g
+    return g * (torch.finfo(g.dtype).max ** 0.5 / parts.abs().amax((-2, -1), keepdim=True)).clamp(max=1)
+
+
 class Batch:
     """K parameters of one shape as one stack: ``(K, *, N, M)`` on the manifold, else ``(1, *)``.
 
@@ -56,11 +62,12 @@ class Batch:
         return self._stack([self._master(p) if p.dtype in HALF else p for p in self.params])
 
     def gradients(self) -> Tensor:
-        """Which way is up (``maximize``: down). One with an entry that is not finite counts as zero."""
+        """Which way is up (``maximize``: down). One with an entry that is not finite counts as zero, a huge one as smaller."""
         g = self._stack([p.grad for p in self.params if p.grad is not None]).to(self.dtype)
         finite = g.isfinite()
         finite = finite.all(-1, keepdim=True).all(-2, keepdim=True) if self.group["stiefel"] else finite.all()
         g = torch.where(finite, g, 0)
+        g = _without_overflow(g) if self.group["stiefel"] else g
         return -g if self.group["maximize"] else g
 
     def move(self, points: Tensor) -> None:

@@ -15,6 +15,8 @@ class Joint(KeepsPrecision):
     """Optimisers of different parameters, driven as one: one ``step``, one state dict, one scheduler.
 
     Its groups and state are those of its parts, the very same objects, so that a scheduler or a gradient scaler need not know.
+    Its defaults are the settings that every part has: where each has ``momentum``, or each ``betas``, ``OneCycleLR`` and
+    ``CyclicLR`` can cycle it; of a mixture they refuse to, and take ``cycle_momentum=False``.
 
     Args:
         parts: the optimisers. Hooks registered on a part run with its own step.
@@ -29,7 +31,9 @@ class Joint(KeepsPrecision):
     def __init__(self, parts: Sequence[Optimizer]) -> None:
         self.parts = list(parts)
         self._sizes = [len(part.param_groups) for part in self.parts]
-        super().__init__([group for part in self.parts for group in part.param_groups], {})
+        settings = self.parts[0].defaults if self.parts else {}
+        shared = {name: value for name, value in settings.items() if all(name in part.defaults for part in self.parts)}
+        super().__init__([group for part in self.parts for group in part.param_groups], shared)
         for part in self.parts:
             self.state.update(part.state)
         self._share()
@@ -54,9 +58,10 @@ class Joint(KeepsPrecision):
         """One step of every part; ``closure``, if given, is called once before, and its loss returned."""
         loss = evaluated(closure)
         for part in self.parts:
-            # A part that refuses its gradients does so before any has moved.
+            # A part that refuses its gradients or points does so before any has moved.
             if isinstance(part, StiefelOptimizer):
                 part.check_gradients()
+                part.check_points()
         for part in self.parts:
             part.step()
         return loss

@@ -31,7 +31,8 @@ class StiefelSGD(StiefelOptimizer):
         maximize: whether to ascend.
         error_if_nonfinite: whether a gradient that is not finite raises (which waits for the device) or counts as zero.
             By default it raises on the CPU alone.
-        project: moves parameters that are not on the manifold to the nearest point of it; by default they are refused.
+        project: moves parameters that are not on the manifold, now or because they were written to later, to the nearest point
+            of it; by default they are refused.
 
     Example:
         >>> x = torch.nn.Parameter(torch.eye(5, 2))

@@ -85,9 +85,11 @@ class _Rollout(Function):
         with below_autograd():
             forward = _forward_op if _seen(given) else in_full_precision(_forward)
             states, hn, signs, starts = forward(x, h0, list(q), bias, weight, *how)
-        # The states stand for x, unless they were not stored or the input map's gradient needs it.
-        need_x = how[2] != "store" or weight is not None
-        ctx.save_for_backward(x if need_x else None, h0, bias, weight, states, hn, signs, starts, *q)
+        # The states stand for x, unless they were not stored or the input map's gradient needs it. Of the outputs no more is
+        # kept than the adjoint reads: the caller may drop the others, or write to them.
+        need_x, none = how[2] != "store" or weight is not None, h0.new_empty(0, *h0.shape[1:])
+        kept = states if how[2] == "store" else none, hn.clone() if how[2] == "reversible" else none
+        ctx.save_for_backward(x if need_x else None, h0, bias, weight, *kept, signs, starts, *q)
         ctx.how = how
         ctx.mark_non_differentiable(signs, starts)
         ctx.set_materialize_grads(False)
@@ -96,7 +98,7 @@ class _Rollout(Function):
     @staticmethod
     def backward(ctx, g, gn, *_):
         x, h0, bias, weight, states, hn, signs, starts, *q = ctx.saved_tensors
-        g = g if states.shape[0] else None
+        g = None if g is None or not g.shape[0] else g
         if g is None and gn is None:
             return None, None, None, None, None, *(None for _ in q)
         if torch.is_grad_enabled():

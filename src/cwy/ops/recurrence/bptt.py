@@ -76,7 +76,7 @@ def forward(x: Tensor, h0: Tensor, rollout: Rollout) -> tuple[Tensor, Tensor, Te
         if before is not None and memory == "reversible":
             bits.append(_pack(before.signbit()))
         going = sizes[stop] if stop < len(sizes) else 0
-        ended.append(end[going:])
+        ended.append(end[going:] if going else end)
         h = end[:going]
         at += size
     hn = h0.clone() if not ended else ended[0] if len(ended) == 1 else torch.cat(ended[::-1])

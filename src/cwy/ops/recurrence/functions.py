@@ -10,6 +10,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from .. import dispatch
+from ..precision import in_full_precision
+from ..skew import multiply
 from ..wy import WY
 from . import autograd, cuda, cudnn, reference
 from .nonlinearities import NONLINEARITIES
@@ -193,10 +195,13 @@ def _transition(transition: Tensor | WY, signs: Tensor | None, n: int, rows: int
     if u.shape[:-1] != (n,):
         raise ValueError(f"rollout: the factors must be of {n} x L vectors for states of {n}, got u {tuple(u.shape)}.")
     d = torch.ones(n, dtype=dtype, device=u.device) if signs is None else signs.to(dtype)
-    w, y = u @ t, u * d.conj().unsqueeze(-1)
+    w, y = _product(u, t), u * d.conj().unsqueeze(-1)
     if factors_are_cheaper(n, u.shape[-1], rows, u.device.type, dtype):
         return [w, y, d]
-    return [torch.diag(d) - w @ y.mH]
+    return [torch.diag(d) - _product(w, y.mH)]
+
+
+_product = in_full_precision(multiply)
 
 
 def check_choices(call: str, nonlinearity: str | Callable, output: str, memory: str) -> None:
