@@ -73,24 +73,29 @@ __device__ void solve(Grid& grid, int batch, int l, int panels, const double* s,
       for (int turn = width - 1; turn >= 0; turn--) {
         const int r = m * width + turn;
         if (r > from) continue;
-        double2* const slot = found + (r & 1) * 32 + lane;  // X_0 is not read, so that its place is free for the next panel
+        double2* const slot = found + (r & 1) * 32 + lane;  // nobody needs X_0, so that the next panel may write there at once
+        double2 x = make_double2(0, 0);
         if (own == turn) {
           const double2 inverse = reinterpret_cast<const double2*>(inverses)[m * 32 + lane];
-          double2 x = make_double2(0, 0);
           multiply(x, c[m].x, inverse.x);
           multiply(x, c[m].y, inverse.y);
-          *slot = make_double2(-x.x, -x.y);
-          const int i = SIDE * r + k;
-          if (i < column.size) column.to[(long)i * column.stride] = x.x;
-          if (i + 1 < column.size) column.to[(long)(i + 1) * column.stride] = x.y;
+          *slot = x = make_double2(-x.x, -x.y);
         }
         meet(team, width);
-        const double2 x = *slot;
+        if (own != turn) x = *slot;
         #pragma unroll
-        for (int e = m; e >= 0; e--) {
-          const int i = e * width + own;
-          if (i < r) multiply(c[e], x.x, next[e].x), multiply(c[e], x.y, next[e].y);
-          if (i < r - 1) next[e] = tile(i, r - 1);
+        for (int e = m; e >= 0; e--)
+          if (e * width + own < r) multiply(c[e], x.x, next[e].x);
+        #pragma unroll
+        for (int e = m; e >= 0; e--)
+          if (e * width + own < r) multiply(c[e], x.y, next[e].y);
+        #pragma unroll
+        for (int e = m; e >= 0; e--)
+          if (e * width + own < r - 1) next[e] = tile(e * width + own, r - 1);
+        if (own == turn) {
+          const int i = SIDE * r + k;
+          if (i < column.size) column.to[(long)i * column.stride] = -x.x;
+          if (i + 1 < column.size) column.to[(long)(i + 1) * column.stride] = -x.y;
         }
       }
     }
