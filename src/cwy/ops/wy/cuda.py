@@ -99,8 +99,8 @@ class _Matrix(Function):
 def _large_matrix(v: Tensor) -> tuple[Tensor, ...]:
     if not _thin(v):
         return (halves if halves.serves(v) else blocked).matrix(v)
-    u, t, reciprocal, w = fused.forward(v, "w")
-    return u, t, reciprocal, halves.eye_minus(w, u) if halves.serves_thin(u) else eye_minus(w, u.mT)
+    u, t, reciprocal, y = fused.forward(v, "y")
+    return u, t, reciprocal, halves.eye_minus(u, y) if halves.serves_thin(u) else eye_minus(u, y.mT)
 
 
 @in_full_precision
@@ -141,8 +141,12 @@ class _Multiply(Function):
     @staticmethod
     @in_full_precision
     def forward(ctx, v, x, adjoint):
-        u, t, reciprocal = _factors(v)
-        c = x @ (u @ (t if adjoint else t.mT))
+        if adjoint or not _thin(v):
+            u, t, reciprocal = _factors(v)
+            y = u @ (t if adjoint else t.mT)
+        else:
+            u, t, reciprocal, y = fused.forward(v, "y")
+        c = x @ y
         ctx.save_for_backward(v, u, t, reciprocal, x)
         ctx.set_materialize_grads(False)
         ctx.adjoint = adjoint

@@ -17,7 +17,7 @@ from torch import Tensor
 from .. import nvrtc
 
 KERNELS = Path(__file__).parent / "kernels"
-THREADS, TILE, SHARED = 256, 32, 33792  # as in grid.cuh and inverse.cuh
+THREADS, TILE, SHARED = 256, 32, 40960  # as in grid.cuh and solve.cuh
 NARROW, WIDE, TRUNCATED, ENDING = range(4)  # as in backward.cu
 LONG = 512  # columns longer than this are cut into parts
 
@@ -31,7 +31,7 @@ def _structure(name: str, pointers: str, sizes: str) -> type[ctypes.Structure]:
 
 
 # As in the sources of the same names.
-_Forward = _structure("Forward", "v u reciprocal t w out work flags", "batch n l truncated chunks splits groups")
+_Forward = _structure("Forward", "v u reciprocal t y out work flags", "batch n l truncated chunks splits groups")
 _Backward = _structure("Backward", "z u t reciprocal q w a b dv work parts flags", "kind batch n l chunks splits groups")
 _Blocks = _structure("Blocks", "gram t work flags", "batch l width")
 
@@ -60,9 +60,9 @@ def plan(source: str, name: str, count: int, n: int, size: int, device: int, apa
     if n > LONG:
         chunks = max(1, min(room // columns, n // 128))
         splits = max(1, min(room // grams, n // max(128, 4 * size)))
-    tiles = own * down * max(across, down if n <= LONG else 1)
-    blocks = groups * min(room, max(tiles, columns * chunks, grams * splits))
-    parts = count * size * max(chunks, splits * size if splits > 1 else 0)
+    panels = own * (-(-n // 8) + -(-size // 8))
+    blocks = groups * min(room, max(own * down * across, panels, columns * chunks, grams * splits))
+    parts = count * max(size * chunks, splits * _padded(size) ** 2 if splits > 1 else 0)
     return Plan(kernel.prepare((blocks, 1), THREADS, cooperative=True), blocks, chunks, splits, groups, parts)
 
 
@@ -71,7 +71,7 @@ def forward(v: Tensor, wanted: str, keep: bool = True) -> tuple[Tensor, ...]:
 
     Args:
         v: ``(*, N, L)``, float32, on an NVIDIA GPU.
-        wanted: "factors"; "w" ``(*, N, L)``, that is UT; "matrix" ``(*, N, N)``; or "truncated" ``(*, N, L)``.
+        wanted: "factors"; "y" ``(*, N, L)``, that is U T^T; "matrix" ``(*, N, N)``; or "truncated" ``(*, N, L)``.
         keep: whether to return the factors too.
 
     Returns:
@@ -82,19 +82,20 @@ def forward(v: Tensor, wanted: str, keep: bool = True) -> tuple[Tensor, ...]:
     cut = plan("forward.cu", "forward", count, n, size, v.get_device())
     long, square = count * n * size, count * size * size
     inner = long if wanted == "matrix" else square if truncated else 0
-    numbers = 2 * square + cut.parts
-    work = _workspace(v, cut, numbers, inner if keep else inner + long + square + count * size)
-    flags = work.data_ptr()
-    free = flags + 8 * (cut.blocks + numbers)
+    numbers = count * _padded(size) ** 2 + cut.parts
+    work = _workspace(v, cut, numbers, inner if keep else inner + long + count * size)
+    address = work.data_ptr()
+    flags = address + 8 * numbers
+    free = flags + 8 * cut.blocks
     if keep:
         kept = torch.empty_like(v), v.new_empty((*batch, size, size)), v.new_empty((*batch, 1, size))
         u, t, reciprocal = (x.data_ptr() for x in kept)
     else:
-        kept, u, t, reciprocal = (), free + 4 * inner, free + 4 * (inner + long), free + 4 * (inner + long + square)
+        kept, u, t, reciprocal = (), free + 4 * inner, None, free + 4 * (inner + long)
     results = (v.new_empty((*batch, n, n)) if wanted == "matrix" else torch.empty_like(v),) if wanted != "factors" else ()
-    address = results[0].data_ptr() if results else None
-    w, out = (free, address) if inner else (address, None)
-    pointers = v.data_ptr(), u, reciprocal, t, w, out, flags + 8 * cut.blocks, flags
+    result = results[0].data_ptr() if results else None
+    y, out = (free, result) if inner else (result, None)
+    pointers = v.data_ptr(), u, reciprocal, t, y, out, address, flags
     cut.launch(_Forward(*pointers, next(_tokens), count, n, size, truncated, cut.chunks, cut.splits, cut.groups))
     return *kept, *results
 
@@ -121,12 +122,12 @@ def backward(
     long, square = n * size, size * size
     floats = {NARROW: square + 4 * long, WIDE: square + 2 * long + n * n, TRUNCATED: 5 * square, ENDING: square}[kind]
     dv, work = torch.empty_like(u), _workspace(u, cut, cut.parts, count * floats)
-    flags = work.data_ptr()
+    parts = work.data_ptr()
+    flags = parts + 8 * cut.parts
     z = None if z is None else z.contiguous()
     w, a, b = (x.data_ptr() for x in given) if given else (None, None, None)
     pointers = _address(z), u.data_ptr(), t.data_ptr(), reciprocal.data_ptr(), _address(q), w, a, b, dv.data_ptr()
-    parts = flags + 8 * cut.blocks
-    places = *pointers, parts + 8 * cut.parts, parts, flags, next(_tokens)
+    places = *pointers, flags + 8 * cut.blocks, parts, flags, next(_tokens)
     cut.launch(_Backward(*places, kind, count, n, size, cut.chunks, cut.splits, cut.groups))
     return dv
 
@@ -136,9 +137,10 @@ def invert_blocks(gram: Tensor, width: int) -> Tensor:
     *batch, _, size = gram.shape
     count, blocks = math.prod(batch), -(-size // width)
     cut = plan("blocks.cu", "invert_blocks", count * blocks, width, width, gram.get_device(), apart=False)
-    t, work = torch.empty_like(gram), _workspace(gram, cut, count * blocks * width * width)
-    flags = work.data_ptr()
-    pointers = gram.data_ptr(), t.data_ptr(), flags + 8 * cut.blocks, flags
+    numbers = count * blocks * width * width
+    t, work = torch.empty_like(gram), _workspace(gram, cut, numbers)
+    address = work.data_ptr()
+    pointers = gram.data_ptr(), t.data_ptr(), address, address + 8 * numbers
     cut.launch(_Blocks(*pointers, next(_tokens), count, size, width))
     return t
 
@@ -165,8 +167,12 @@ def _over_columns(name: str, device: int, count: int, n: int, size: int, *tensor
 
 
 def _workspace(like: Tensor, cut: Plan, numbers: int, floats: int = 0) -> Tensor:
-    """Memory for the flags, then ``numbers`` of 8 bytes, then ``floats``."""
-    return torch.empty(cut.blocks + numbers + (floats + 1) // 2, dtype=torch.float64, device=like.device)
+    """Memory for ``numbers`` of 8 bytes, then the flags, then ``floats``."""
+    return torch.empty(numbers + cut.blocks + (floats + 1) // 2, dtype=torch.float64, device=like.device)
+
+
+def _padded(size: int) -> int:
+    return -(-size // 8) * 8
 
 
 def _address(x: Tensor | None) -> int | None:

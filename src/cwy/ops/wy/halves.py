@@ -63,13 +63,13 @@ def _takes(v: Tensor) -> bool:
     return able and not torch.backends.cuda.matmul.allow_fp16_accumulation
 
 
-def eye_minus(w: Tensor, u: Tensor) -> Tensor:
-    """Q from W and U."""
-    return _eye_minus(w, halves(u, UNIT, RIGHT, below=False))
+def eye_minus(u: Tensor, y: Tensor) -> Tensor:
+    """Q = I - U Y^T."""
+    return _eye_minus(halves(u, UNIT, LEFT, below=False), halves(y, 14, RIGHT, below=False))
 
 
-def _eye_minus(w: Tensor, right: Tensor) -> Tensor:
-    q = product(halves(w, 14, LEFT, below=False), right.mT, 14 + UNIT, sign=-1)
+def _eye_minus(left: Tensor, right: Tensor) -> Tensor:
+    q = product(left, right.mT, 14 + UNIT, sign=-1)
     q.diagonal().add_(1)
     return q
 
@@ -79,7 +79,7 @@ def matrix(v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     u, reciprocal = normalise(v)
     t, size, copies = inverse(gram(u)), u.shape[1], halves(u, UNIT, EITHER, below=False)
     w = product(copies[:, size:], halves(t, 13, RIGHT, below=True), 13 + UNIT)
-    return u, t, reciprocal, _eye_minus(w, copies[:, : 3 * size])
+    return u, t, reciprocal, _eye_minus(halves(w, 14, LEFT, below=False), copies[:, : 3 * size])
 
 
 def wide_gradient(u: Tensor, t: Tensor, reciprocal: Tensor, q: Tensor, z: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) backward(const B
 
   // x = left^T right, both n x l, summed over all rows; only what is above the diagonal, if `upper`.
   auto over_rows = [&](const float* left, const float* right, float* x, bool upper) {
-    product<float, false, false>(
+    product<false, false>(
         grid, batch * splits, l, l, [=](int b, int i, int j) { return !upper || i < j + TILE ? split(b, splits, n) : make_int2(0, 0); },
         [=](int b, int i, int k) { return left[b / splits * nl + (long)k * l + i]; },
         [=](int b, int k, int j) { return right[b / splits * nl + (long)k * l + j]; }, into(splits > 1 ? parts : x, l, l));
@@ -59,17 +59,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) backward(const B
     float *w = of.w + first * nl, *a = of.a + first * nl, *z_w = of.b + first * nl;
     if (of.kind == NARROW) {
       w = y + batch * nl, a = w + batch * nl, z_w = a + batch * nl;
-      product<float, true, true>(grid, batch, n, l, [=](int, int, int j) { return make_int2(j, l); }, matrix(u, n, l), transposed(t, l, l), into(y, n, l));
-      product<float, true, false>(grid, batch, n, l, [=](int, int, int j) { return make_int2(0, min(j + TILE, l)); }, matrix(u, n, l), matrix(t, l, l), into(w, n, l));
+      product<true, true>(grid, batch, n, l, [=](int, int, int j) { return make_int2(j, l); }, matrix(u, n, l), transposed(t, l, l), into(y, n, l));
+      product<true, false>(grid, batch, n, l, [=](int, int, int j) { return make_int2(0, min(j + TILE, l)); }, matrix(u, n, l), matrix(t, l, l), into(w, n, l));
       grid.meet();
-      product<float, true, false>(grid, batch, n, l, all(n), matrix(z, n, n), matrix(y, n, l), into(a, n, l));
-      product<float, false, false>(grid, batch, n, l, all(n), transposed(z, n, n), matrix(w, n, l), into(z_w, n, l));
+      product<true, false>(grid, batch, n, l, all(n), matrix(z, n, n), matrix(y, n, l), into(a, n, l));
+      product<false, false>(grid, batch, n, l, all(n), transposed(z, n, n), matrix(w, n, l), into(z_w, n, l));
       grid.meet();
     }
     over_rows(w, a, d, true);
     add_up(d);
     grid.meet();
-    product<float, true, false>(grid, batch, n, l, all(l), matrix(u, n, l), symmetric(d), [=](int b, int i, int j, float x) {
+    product<true, false>(grid, batch, n, l, all(l), matrix(u, n, l), symmetric(d), [=](int b, int i, int j, float x) {
       const long at = b * nl + (long)i * l + j;
       dv[at] = x - a[at] - z_w[at];
     });
@@ -78,19 +78,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) backward(const B
     float* const y = k + batch * ll;
     float* const x = y + batch * nl;
     float* const omega = x + batch * nl;
-    product<float, false, false>(grid, batch, n, n, all(n), transposed(of.q + first * nn, n, n), matrix(z, n, n), into(omega, n, n));
-    product<float, true, true>(grid, batch, n, l, [=](int, int, int j) { return make_int2(j, l); }, matrix(u, n, l), transposed(t, l, l), into(y, n, l));
+    product<false, false>(grid, batch, n, n, all(n), transposed(of.q + first * nn, n, n), matrix(z, n, n), into(omega, n, n));
+    product<true, true>(grid, batch, n, l, [=](int, int, int j) { return make_int2(j, l); }, matrix(u, n, l), transposed(t, l, l), into(y, n, l));
     grid.meet();
-    product<float, true, false>(
+    product<true, false>(
         grid, batch, n, l, all(n),
         [=](int b, int i, int j) { return (omega[b * nn + (long)i * n + j] - omega[b * nn + (long)j * n + i]) / 2; },
         matrix(y, n, l), into(x, n, l));
     grid.meet();
-    product<float, false, false>(
+    product<false, false>(
         grid, batch, l, l, [=](int, int i, int j) { return make_int2(0, j < i + TILE ? n : 0); }, transposed(y, n, l),
         matrix(x, n, l), into(k, l, l));
     grid.meet();
-    product<float, true, false>(
+    product<true, false>(
         grid, batch, n, l, [=](int, int, int j) { return make_int2(j, l); }, matrix(u, n, l),
         [=](int b, int i, int j) { return i > j ? 2 * k[b * ll + (long)i * l + j] : 0.f; },
         [=](int b, int i, int j, float value) {
@@ -104,20 +104,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) backward(const B
     float* const top = e + batch * ll;
     float* const d = top + batch * ll;
     over_rows(u, z, c, false);
-    product<float, true, true>(
+    product<true, true>(
         grid, batch, l, l, [=](int, int, int j) { return make_int2(j, l); }, matrix(u, n, l), transposed(t, l, l), into(y, l, l));
     add_up(c);
     grid.meet();
-    product<float, false, false>(
+    product<false, false>(
         grid, batch, l, l, [=](int, int i, int) { return make_int2(0, min(i + TILE, l)); }, transposed(t, l, l), matrix(c, l, l), into(e, l, l));
-    product<float, false, false>(
+    product<false, false>(
         grid, batch, l, l, [=](int, int, int j) { return make_int2(0, min(j + TILE, l)); }, transposed(c, l, l), matrix(t, l, l), into(top, l, l));
     grid.meet();
-    product<float, true, false>(
+    product<true, false>(
         grid, batch, l, l, [=](int, int i, int j) { return make_int2(0, i < j + TILE ? l : 0); }, matrix(e, l, l), matrix(y, l, l), into(d, l, l));
     grid.meet();
     auto both = symmetric(d);
-    product<float, true, false>(
+    product<true, false>(
         grid, batch, n, l, all(2 * l), [=](int b, int i, int k) { return k < l ? u[b * nl + (long)i * l + k] : z[b * nl + (long)i * l + k - l]; },
         [=](int b, int k, int j) { return k < l ? both(b, k, j) : -y[b * ll + (long)(k - l) * l + j]; },
         [=](int b, int i, int j, float x) { dv[b * nl + (long)i * l + j] = i < l ? x - top[b * ll + (long)i * l + j] : x; });

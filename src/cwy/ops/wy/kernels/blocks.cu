@@ -1,5 +1,5 @@
 // For many vectors: columns normalised, and the inverses of blocks along the diagonal of S. The rest is products.
-#include "inverse.cuh"
+#include "solve.cuh"
 
 // u = v with unit columns, for `batch` matrices n x l, and what each was divided by.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) normalise(const float* v, float* u, float* reciprocal, int batch, int n, int l) {
@@ -33,27 +33,25 @@ project(const float* u, const float* reciprocal, float* dv, const double* norm, 
 struct Blocks {
   const float* gram;  // batch x l x l, U^T U on and above the diagonal
   float* t;           // batch x l x l: inverses of the blocks of S along the diagonal, and zeros below
-  double* work;       // batch x blocks x width x width
+  double* work;       // the blocks of S: batch x blocks x width x width
   Token* flags;
   Token token;
-  int batch, l, width;
+  int batch, l, width;  // a multiple of 8
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) invert_blocks(const Blocks of) {
   Grid grid(of.flags, of.token);
   const int l = of.l, width = of.width, blocks = (l + width - 1) / width;
-  const long ll = (long)l * l, ww = (long)width * width;
-  invert(grid, of.batch * blocks, width, of.work, [=](int b, int i, int j) {
+  const long ll = (long)l * l, area = (long)width * width;
+  over_entries(grid, of.batch * blocks, width, width, [=](int b, int i, int j) {
     const int at = b % blocks * width;
-    if (at + j >= l) return i == j ? 1. : 0.;
-    const float x = of.gram[b / blocks * ll + (long)(at + i) * l + at + j];
-    return i != j ? x : x == 0 ? .5 : x / 2.;
+    if (i > j) return;
+    of.work[b * area + place(width, i, j)] = entry(i, j, at + j < l ? of.gram[b / blocks * ll + (long)(at + i) * l + at + j] : 0);
   });
+  over_entries(grid, of.batch, l, l, [=](int b, int i, int j) { if (i > j) of.t[b * ll + (long)i * l + j] = 0; });
   grid.meet();
-  over_entries(grid, of.batch, l, l, [=](int b, int i, int j) {
-    const int block = i / width;
-    if (block < j / width) return;
-    const bool inside = block == j / width && i <= j;
-    of.t[b * ll + (long)i * l + j] = inside ? (float)of.work[((long)b * blocks + block) * ww + (long)(i % width) * width + j % width] : 0.f;
+  solve(grid, of.batch * blocks, width, width / SIDE, of.work, [=](int p) { return p; }, [=](int b, int p, int j) {
+    const int at = b % blocks * width, column = p * SIDE + j;
+    return Column{nullptr, column, of.t + b / blocks * ll + (long)at * l + at + column, l, at + column < l ? column + 1 : 0};
   });
 }

@@ -1,11 +1,12 @@
 // From vectors to factors, and to Q = I - U T U^T or its first columns, in one launch. README.md has the derivation.
-#include "inverse.cuh"
+#include "solve.cuh"
 
 struct Forward {
-  const float* v;                 // batch x n x l
-  float *u, *reciprocal, *t, *w;  // w = U T, or T U_1^T if truncated; null if not wanted
-  float* out;                     // null if not wanted
-  double* work;                   // 2 batch x l x l, and the parts of sums, of each matrix its own
+  const float* v;          // batch x n x l
+  float *u, *reciprocal;
+  float *t, *y;            // y = U T^T, of the first l rows if truncated; null if not wanted
+  float* out;              // null if not wanted
+  double* work;            // S, and the parts of sums, of each matrix its own
   Token* flags;
   Token token;
   int batch, n, l, truncated, chunks, splits, groups;
@@ -13,15 +14,14 @@ struct Forward {
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) forward(const Forward of) {
   Grid grid(of.flags, of.token, of.groups);
-  const int n = of.n, l = of.l, splits = of.splits, chunks = of.chunks;
+  const int n = of.n, l = of.l, splits = of.splits, chunks = of.chunks, rows = of.truncated ? l : n;
   const int first = share(grid.group, of.groups, of.batch), batch = share(grid.group + 1, of.groups, of.batch) - first;
-  const long nl = (long)n * l, ll = (long)l * l, nn = (long)n * n;
+  const long nl = (long)n * l, ll = (long)l * l, area = (long)padded(l) * padded(l);
   const float* const v = of.v + first * nl;
-  float *const u = of.u + first * nl, *const reciprocal = of.reciprocal + (long)first * l, *const small = of.t + first * ll;
-  float* const w = of.w ? of.w + first * (of.truncated ? ll : nl) : nullptr;
-  float* const out = of.out ? of.out + first * (of.truncated ? nl : nn) : nullptr;
-  double *const s = of.work + first * ll, *const t = s + of.batch * ll;
-  double* const parts = of.work + 2 * of.batch * ll + first * max((long)chunks * l, splits > 1 ? splits * ll : 0);
+  float *const u = of.u + first * nl, *const reciprocal = of.reciprocal + (long)first * l;
+  float *const t = of.t ? of.t + first * ll : nullptr, *const y = of.y ? of.y + (long)first * rows * l : nullptr;
+  double* const s = of.work + first * area;
+  double* const parts = of.work + of.batch * area + first * max((long)chunks * l, splits > 1 ? splits * area : 0);
 
   // In float64 squares neither vanish nor overflow.
   over_columns(
@@ -34,53 +34,38 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) forward(const Fo
       [=](int b, int i, int j, double r) { u[b * nl + (long)i * l + j] = (float)(v[b * nl + (long)i * l + j] * r); });
 
   grid.meet();
-  auto entry = [=](int i, int j, double x) { return i != j ? x : x == 0 ? .5 : x / 2; };
-  product<double, false, false>(
-      grid, batch * splits, l, l, [=](int b, int i, int j) { return i < j + TILE ? split(b, splits, n) : make_int2(0, 0); },
-      [=](int b, int i, int k) { return u[b / splits * nl + (long)k * l + i]; },
-      [=](int b, int k, int j) { return u[b / splits * nl + (long)k * l + j]; },
-      [=](int b, int i, int j, double x) {
-        if (splits == 1) s[b * ll + (long)i * l + j] = entry(i, j, x);
-        else parts[b * ll + (long)i * l + j] = x;
-      });
+  gram(grid, batch, splits, n, l, u, [=](int b, int i, int j, double x) {
+    if (max(i, j) >= padded(l)) return;
+    if (splits == 1) s[b * area + place(l, i, j)] = entry(i, j, x);
+    else parts[b * area + place(l, i, j)] = x;
+  });
+  if (t) over_entries(grid, batch, l, l, [=](int b, int i, int j) { if (i > j) t[b * ll + (long)i * l + j] = 0; });
   if (splits > 1) {
     grid.meet();
-    over_entries(grid, batch, l, l, [=](int b, int i, int j) {
+    over_entries(grid, batch, padded(l), padded(l), [=](int b, int i, int j) {
       if (i > j) return;
       double x = 0;
-      for (int p = 0; p < splits; p++) x += parts[((long)b * splits + p) * ll + (long)i * l + j];
-      s[b * ll + (long)i * l + j] = entry(i, j, x);
+      for (int p = 0; p < splits; p++) x += parts[((long)b * splits + p) * area + place(l, i, j)];
+      s[b * area + place(l, i, j)] = entry(i, j, x);
     });
   }
 
   grid.meet();
-  invert(grid, batch, l, t, [=](int b, int i, int j) { return s[b * ll + (long)i * l + j]; });
+  const int across = t ? padded(l) / SIDE : 0, down = y ? (rows + SIDE - 1) / SIDE : 0;  // panels of T and of Y^T
+  solve(
+      grid, batch, l, across + down, s, [=](int p) { return p < across ? p : padded(l) / SIDE - 1; },
+      [=](int b, int p, int j) {
+        const int column = p * SIDE + j, row = column - across * SIDE;
+        if (p < across) return Column{nullptr, column, t + b * ll + column, l, column < l ? column + 1 : 0};
+        const long at = ((long)b * rows + row) * l;
+        return row < rows ? Column{u + b * nl + (long)row * l, 0, y + at, 1, l} : Column{nullptr, -1, nullptr, 0, 0};
+      });
 
+  if (!of.out) return;
+  float* const out = of.out + (long)first * n * rows;
   grid.meet();
-  auto inverse = [=](int b, int i, int j) { return i <= j ? (float)t[b * ll + (long)i * l + j] : 0.f; };
-  if (w && of.truncated)
-    product<float, true, true>(
-        grid, batch, l, l, [=](int b, int i, int j) { return make_int2(i, l); }, inverse,
-        [=](int b, int k, int j) { return u[b * nl + (long)j * l + k]; },
-        [=](int b, int i, int j, float x) { w[b * ll + (long)i * l + j] = x; });
-  else if (w)
-    product<float, true, false>(
-        grid, batch, n, l, [=](int b, int i, int j) { return make_int2(0, min(j + TILE, l)); },
-        [=](int b, int i, int k) { return u[b * nl + (long)i * l + k]; }, inverse,
-        [=](int b, int i, int j, float x) { w[b * nl + (long)i * l + j] = x; });
-  over_entries(grid, batch, l, l, [=](int b, int i, int j) { small[b * ll + (long)i * l + j] = inverse(b, i, j); });
-
-  if (out) grid.meet();
-  if (out && of.truncated)
-    product<float, true, false>(
-        grid, batch, n, l, [=](int b, int i, int j) { return make_int2(0, l); },
-        [=](int b, int i, int k) { return u[b * nl + (long)i * l + k]; },
-        [=](int b, int k, int j) { return w[b * ll + (long)k * l + j]; },
-        [=](int b, int i, int j, float x) { out[b * nl + (long)i * l + j] = (i == j) - x; });
-  else if (out)
-    product<float, true, true>(
-        grid, batch, n, n, [=](int b, int i, int j) { return make_int2(0, l); },
-        [=](int b, int i, int k) { return w[b * nl + (long)i * l + k]; },
-        [=](int b, int k, int j) { return u[b * nl + (long)j * l + k]; },
-        [=](int b, int i, int j, float x) { out[b * nn + (long)i * n + j] = (i == j) - x; });
+  product<true, true>(
+      grid, batch, n, rows, [=](int b, int i, int j) { return make_int2(0, l); },
+      [=](int b, int i, int k) { return u[b * nl + (long)i * l + k]; }, [=](int b, int k, int j) { return y[((long)b * rows + j) * l + k]; },
+      [=](int b, int i, int j, float x) { out[((long)b * n + i) * rows + j] = (i == j) - x; });
 }

@@ -90,25 +90,25 @@ __device__ void over_columns(Grid& grid, int count, int rows, int columns, int c
 
 // each(b, i, j) for every entry of `count` matrices.
 template <class Each> __device__ void over_entries(Grid& grid, int count, int rows, int columns, Each each) {
-  const long size = (long)rows * columns, total = (count * size + THREADS - 1) / THREADS;
-  for (; grid.turn < total; grid.turn += grid.size) {
-    const long entry = (long)grid.turn * THREADS + threadIdx.x;
-    if (entry < count * size) each((int)(entry / size), (int)(entry % size / columns), (int)(entry % columns));
+  const int size = rows * columns, per = (size + THREADS - 1) / THREADS;
+  for (; grid.turn < count * per; grid.turn += grid.size) {
+    const int entry = grid.turn % per * THREADS + threadIdx.x;
+    if (entry < size) each(grid.turn / per, entry / columns, entry % columns);
   }
-  grid.turn -= total;
+  grid.turn -= count * per;
 }
 
 // put(b, i, j, sum over k of left(b, i, k) right(b, k, j)) for every entry of `count` matrices. range(b, i, j) says over which k the
 // tile at (i, j) runs; a tile without any is left out. Each operand says whether its neighbours in memory are along k. A block adds
 // up a tile in PARTS, each of some of the k and with EACH x EACH entries a thread.
-template <typename Sum, bool LEFT_ALONG, bool RIGHT_ALONG, class Range, class Left, class Right, class Put>
+template <bool LEFT_ALONG, bool RIGHT_ALONG, class Range, class Left, class Right, class Put>
 __device__ void product(Grid& grid, int count, int rows, int columns, Range range, Left left, Right right, Put put) {
-  constexpr int SLAB = 256 / sizeof(Sum), LOADS = TILE * SLAB / THREADS, DEPTH = SLAB / PARTS, TEAM = THREADS / PARTS;
+  constexpr int SLAB = 64, LOADS = TILE * SLAB / THREADS, DEPTH = SLAB / PARTS, TEAM = THREADS / PARTS;
   const int down = (rows + TILE - 1) / TILE, across = (columns + TILE - 1) / TILE, total = count * down * across;
   const int part = threadIdx.x / TEAM, y = threadIdx.x % TEAM / (TILE / EACH) * EACH, x = threadIdx.x % (TILE / EACH) * EACH;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  Sum* const lefts = reinterpret_cast<Sum*>(memory);
-  Sum* const rights = lefts + SLAB * PITCH;
+  float* const lefts = reinterpret_cast<float*>(memory);
+  float* const rights = lefts + SLAB * PITCH;
   // Which of a tile, and which k, a thread loads: runs of 8 along k, or of 32 across.
   auto place = [=](bool along, int e) { return along ? lane / 8 + 4 * ((warp + 8 * e) / (SLAB / 8)) : lane; };
   auto depth = [=](bool along, int e) { return along ? lane % 8 + 8 * ((warp + 8 * e) % (SLAB / 8)) : warp + 8 * e; };
@@ -116,9 +116,7 @@ __device__ void product(Grid& grid, int count, int rows, int columns, Range rang
     const int b = grid.turn / across / down, i0 = grid.turn / across % down * TILE, j0 = grid.turn % across * TILE;
     const int2 k = range(b, i0, j0);
     if (k.x >= k.y) continue;
-    decltype(left(0, 0, 0)) l[LOADS];
-    decltype(right(0, 0, 0)) r[LOADS];
-    Sum sums[EACH][EACH] = {};
+    float l[LOADS], r[LOADS], sums[EACH][EACH] = {};
     for (int k0 = k.x;; k0 += SLAB) {  // loads one slab while it adds up the one before
       #pragma unroll
       for (int e = 0; e < LOADS; e++) {
@@ -140,8 +138,8 @@ __device__ void product(Grid& grid, int count, int rows, int columns, Range rang
       if (k0 >= k.y) break;
       #pragma unroll
       for (int e = 0; e < LOADS; e++) {
-        lefts[depth(LEFT_ALONG, e) * PITCH + place(LEFT_ALONG, e)] = (Sum)l[e];
-        rights[depth(RIGHT_ALONG, e) * PITCH + place(RIGHT_ALONG, e)] = (Sum)r[e];
+        lefts[depth(LEFT_ALONG, e) * PITCH + place(LEFT_ALONG, e)] = l[e];
+        rights[depth(RIGHT_ALONG, e) * PITCH + place(RIGHT_ALONG, e)] = r[e];
       }
       __syncthreads();
     }
@@ -152,7 +150,7 @@ __device__ void product(Grid& grid, int count, int rows, int columns, Range rang
     __syncthreads();
     #pragma unroll
     for (int i = warp; i < TILE; i += THREADS / 32) {
-      Sum sum = 0;
+      float sum = 0;
       #pragma unroll
       for (int p = 0; p < PARTS; p++) sum += lefts[(p * TILE + i) * TILE + lane];
       if (i0 + i < rows && j0 + lane < columns) put(b, i0 + i, j0 + lane, sum);

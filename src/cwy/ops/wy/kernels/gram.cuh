@@ -1,0 +1,62 @@
+// U^T U in float64, on tensor cores.
+#pragma once
+#include "grid.cuh"
+
+constexpr int AHEAD = 4;  // products that wait for memory at once
+
+// c += a b for 8 x 8 matrices cut in two along k: a lane has c(r, 2q), c(r, 2q + 1), a(r, k) and b(k, r), with r = lane / 4, q = lane % 4,
+// and k any number that is its own in the quad.
+__device__ __forceinline__ void multiply(double2& c, double a, double b) {
+  asm volatile("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0, %1}, {%2}, {%3}, {%0, %1};" : "+d"(c.x), "+d"(c.y) : "d"(a), "d"(b));
+}
+
+// put(b, i, j, sum over rows k of u(b, k, i) u(b, k, j)) for the tiles of `batch` matrices that are not below the diagonal; b counts
+// the `splits` of the rows of each. A warp has half of a tile and a quarter of the rows.
+template <class Put> __device__ void gram(Grid& grid, int batch, int splits, int n, int l, const float* u, Put put) {
+  const int across = (l + TILE - 1) / TILE, tiles = across * (across + 1) / 2, each = (n + splits - 1) / splits;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, r = lane / 4, q = lane % 4, part = warp / 2, half = warp % 2;
+  double* const parts = reinterpret_cast<double*>(memory);
+  for (; grid.turn < batch * splits * tiles; grid.turn += grid.size) {
+    const int b = grid.turn / tiles, from = b % splits * each, to = min(from + each, n);
+    int i0 = grid.turn % tiles, j0 = 0;
+    while (i0 > j0) i0 -= ++j0;
+    i0 *= TILE, j0 *= TILE;
+    const float* const of = u + (long)(b / splits) * n * l;
+    double2 c[4][2] = {};
+    float x[AHEAD][4], y[AHEAD][2];
+    auto load = [&](int d, int k) {
+      auto entry = [=](int i) { return k < to && i < l ? of[(long)k * l + i] : 0.f; };
+      #pragma unroll
+      for (int e = 0; e < 4; e++) x[d][e] = entry(i0 + 8 * e + r);
+      #pragma unroll
+      for (int e = 0; e < 2; e++) y[d][e] = entry(j0 + 16 * half + 8 * e + r);
+    };
+    const int begin = from + 4 * part;
+    #pragma unroll
+    for (int d = 0; d < AHEAD; d++) load(d, begin + 16 * d + q);
+    for (int k = begin; k < to; k += 16 * AHEAD) {
+      #pragma unroll
+      for (int d = 0; d < AHEAD; d++) {
+        #pragma unroll
+        for (int e = 0; e < 4; e++)
+          #pragma unroll
+          for (int f = 0; f < 2; f++) multiply(c[e][f], x[d][e], y[d][f]);
+        load(d, k + 16 * (d + AHEAD) + q);
+      }
+    }
+    __syncthreads();
+    #pragma unroll
+    for (int e = 0; e < 4; e++)
+      #pragma unroll
+      for (int f = 0; f < 2; f++)
+        reinterpret_cast<double2*>(parts + (part * TILE + 8 * e + r) * TILE + 16 * half + 8 * f)[q] = c[e][f];
+    __syncthreads();
+    for (int i = warp; i < TILE; i += THREADS / 32) {
+      double sum = 0;
+      #pragma unroll
+      for (int p = 0; p < 4; p++) sum += parts[(p * TILE + i) * TILE + lane];
+      put(b, i0 + i, j0 + lane, sum);
+    }
+  }
+  grid.turn -= batch * splits * tiles;
+}
