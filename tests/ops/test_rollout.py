@@ -61,8 +61,8 @@ def test_backends_are_as_accurate_as_plain_torch(backend, n, batch, steps, nonli
     finally:
         torch.use_deterministic_algorithms(False)
     for a, p, t in zip(ours, plain, truth, strict=True):
-        # cuDNN approximates tanh: over few steps that is far more than float32's rounding.
-        assert_as_close(a, p, t, factor=2 if (backend, nonlinearity) != ("cudnn", "tanh") else 200)
+        # cuDNN approximates tanh: over few steps that is far more than float32's rounding. It adds up all steps in float32.
+        assert_as_close(a, p, t, factor=2 if backend == "torch" else 200 if nonlinearity == "tanh" else 8)
 
 
 def layouts():

@@ -82,7 +82,7 @@ __device__ void solve(Grid& grid, int batch, int l, int panels, const double* s,
           *slot = x = make_double2(-x.x, -x.y);
         }
         meet(team, width);
-        if (own != turn) x = *slot;
+        if (own != turn && r > 0) x = *slot;
         #pragma unroll
         for (int e = m; e >= 0; e--)
           if (e * width + own < r) multiply(c[e], x.x, next[e].x);
