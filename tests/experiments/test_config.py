@@ -36,7 +36,8 @@ def test_the_papers_settings():
         "henaff", "henaff", "henaff", "helfrich", "random", None,
     ]  # fmt: skip
     pixels = task.settings("pmnist/170", "scornn").config
-    assert (pixels.hidden_size, pixels.batch_size, pixels.epochs, pixels.init) == (170, 128, 70, "helfrich-exp")
+    assert (pixels.hidden_size, pixels.batch_size, pixels.epochs, pixels.init) == (170, 128, 70, "helfrich")
+    assert {task.settings("mnist/512", m).config.init for m in ("cwy", "hr", "exprnn", "dtriv")} == {"helfrich-exp"}
     assert (pixels.lr, pixels.orthogonal_lr, pixels.base_every) == (7e-4, 7e-5, None)
 
 
