@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.autograd import gradcheck, gradgradcheck
 
-from cwy.ops import cwy_matrix, rollout, wy_factors
+from cwy.ops import WY, cwy_matrix, rollout, wy_factors
 from cwy.ops.recurrence.nonlinearities import NONLINEARITIES
 from cwy.testing import assert_as_close
 
@@ -27,11 +27,13 @@ def problem(n, batch, steps, dtype=torch.float32, device="cpu", reflections=None
 def run(given, nonlinearity, factors=False, strided=False, **options):
     """Outputs and all gradients of a loss that reads every state."""
     leaves = {k: p.detach().clone().requires_grad_() for k, p in given.items()}
-    x = leaves["x"]
-    if strided:
-        x = torch.stack([x, x], -1)[..., 0]
+    x, h0, bias = leaves["x"], leaves["h0"], leaves["bias"]
     transition = wy_factors(leaves["v"]) if factors else cwy_matrix(leaves["v"])
-    states, last = rollout(x, leaves["h0"], transition, leaves["bias"], nonlinearity, **options)
+    if strided:
+        x, bias = (torch.stack([part, part], -1)[..., 0] for part in (x, bias))
+        h0, *parts = (part.mT.contiguous().mT for part in (h0, *(transition if factors else (transition,))))
+        transition = WY(*parts) if factors else parts[0]
+    states, last = rollout(x, h0, transition, bias, nonlinearity, **options)
     loss = (last * torch.cos(torch.arange(last.numel(), device=last.device)).reshape(last.shape)).sum()
     if states is not None:
         loss = loss + (states * torch.sin(torch.arange(states.numel(), device=last.device)).reshape(states.shape)).sum()
@@ -184,6 +186,7 @@ ERRORS = [
     (lambda: rollout(X, X[0], Q, torch.zeros(4) * 1j), ValueError, "bias must be real"),
     (lambda: rollout(X, X[0], Q, weight=torch.zeros(1, 4)), ValueError, r"weight must be \(4, 4\)"),
     (lambda: rollout(X, X[0], Q, lengths=[5, 9, 1]), ValueError, "from 1 to T = 5"),
+    (lambda: rollout(X, X[0].to("meta"), Q), ValueError, "one device, got x on cpu, h0 on meta"),
     (lambda: rollout(X, X[0], Q, backend="reference", memory="checkpoint"), ValueError, "autograd stores every state"),
 ]
 

@@ -5,9 +5,10 @@ import re
 
 import pytest
 import torch
+from torch.nn.utils.rnn import PackedSequence
 
 from cwy.bench.rnn import off_kinks
-from cwy.ops import cwy_matrix, nvrtc, rollout, wy_factors
+from cwy.ops import WY, cwy_matrix, nvrtc, rollout, wy_factors
 from cwy.ops.recurrence import cuda, shapes
 from cwy.ops.recurrence.modrelu import SOURCE
 from cwy.ops.recurrence.nonlinearities import NONLINEARITIES, modrelu, named
@@ -58,13 +59,19 @@ def test_a_formed_transition(n, f, batch, steps, poisoned):
     agree(given, f, held(given, f, strided=True))
 
 
+FACTORED = [(257, 1), (300, 63), (511, 40), (512, 64), (512, 128), (1000, 129), (1024, 128), (1024, 256)]
+
+
 @gpu
 @pytest.mark.parametrize(
-    ("n", "reflections"), [(257, 1), (300, 63), (512, 64), (512, 128), (1000, 129), (1024, 128), (1024, 256)]
+    ("n", "reflections", "f", "batch", "steps"),
+    [
+        (*size, f, *LAYOUTS[(4 * i + 5 * j) % len(LAYOUTS)])
+        for (i, size), (j, f) in itertools.product(enumerate(FACTORED), enumerate(NONLINEARITIES))
+    ],
 )
-@pytest.mark.parametrize("f", ["modrelu", "abs", "tanh"])
-def test_a_factored_transition(n, reflections, f, poisoned):
-    given = away(problem(n, 67, 19, device="cuda", reflections=reflections), f)
+def test_a_factored_transition(n, reflections, f, batch, steps, poisoned):
+    given = away(problem(n, batch, steps, device="cuda", reflections=reflections), f)
     agree(given, f, held(given, f, factors=True, strided=True))
 
 
@@ -96,15 +103,22 @@ def test_more_sequences_than_fit_at_once():
 
 @gpu
 @pytest.mark.parametrize("n", [190, 512])
-def test_a_side_stream_and_a_graph(n):
-    given = problem(n, 16, 40, device="cuda")
-    q = cwy_matrix(given["v"]).detach().requires_grad_()
+@pytest.mark.parametrize("factors", [False, True])
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_side_stream_and_a_graph(n, factors, packed):
+    given = problem(n, 16, 40, device="cuda", reflections=20)
+    q = WY(*wy_factors(given["v"].detach())) if factors else cwy_matrix(given["v"].detach())
+    leaves = [part.requires_grad_() for part in (q if factors else (q,))]
     x, h0 = given["x"], given["h0"]
+    sizes = torch.tensor([16] * 30 + [7] * 10)
+    rows = torch.cat([torch.arange(size) + 16 * t for t, size in enumerate(sizes.tolist())]).cuda()
 
     def step():
-        states, last = rollout(x, h0, q, given["bias"], backend="cuda")
+        given_x = PackedSequence(x.flatten(0, 1)[rows], sizes) if packed else x
+        states, last = rollout(given_x, h0, q, given["bias"], backend="cuda")
+        states = states.data if packed else states
         # A graph of autograd that lives on would tie the recording to this stream.
-        return states.detach(), *torch.autograd.grad(states.sum() + last.sum(), (x, h0, q, given["bias"]))
+        return states.detach(), *torch.autograd.grad(states.sum() + last.sum(), (x, h0, *leaves, given["bias"]))
 
     wanted = step()
     side = torch.cuda.Stream()
@@ -115,6 +129,9 @@ def test_a_side_stream_and_a_graph(n):
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         recorded = step()
+    for count in range(70):  # other packings must not push out what the graph reads
+        cuda._packing((2, *[1] * count, 1), x.device)
+    torch.full((10000,), -1, device="cuda")
     with torch.no_grad():
         x += 1
     graph.replay()
@@ -166,6 +183,16 @@ def test_nan_spreads_as_in_torch(transition):
 
 
 @gpu
+@pytest.mark.parametrize("n", [33, 300])
+def test_nan_is_recovered_too(n):
+    x = torch.randn(5, 2, n, device="cuda", requires_grad=True)
+    q = cwy_matrix(torch.randn(n, n, device="cuda")).requires_grad_()
+    _, last = rollout(x, torch.full((2, n), torch.nan, device="cuda"), q, None, "abs", memory="reversible", backend="cuda")
+    _, dq = torch.autograd.grad(last.sum(), (x, q))
+    assert dq.isnan().all()
+
+
+@gpu
 @pytest.mark.parametrize("factors", [False, True])
 def test_sequences_of_any_size_side_by_side(factors):
     given = problem(300, 5, 20, device="cuda", reflections=20)
@@ -190,13 +217,14 @@ def test_the_layer_is_served_and_compiles():
 
 
 def variants():
-    """A shape of every kind, with every mode that the backend asks of it."""
-    for n in (1, 33, 96, 128, 160, 190, 224, 256):
-        yield shapes.block(n, 128, 132), n
-    for n, batch in ((257, 130), (512, 64), (600, 130), (1024, 9), (1024, 130)):
-        yield shapes.cluster(n, batch, len(str(n)) % 3, 0), n
-    for n, reflections in ((300, 20), (1024, 128), (1024, 256)):
-        yield shapes.factored(n, reflections, 130, 0), n
+    """Shapes of every kind, each as every mode cuts it: (mode, shape, n)."""
+    for mode in range(3):
+        for n in (1, 96, 128, 190, 224, 256):
+            yield mode, shapes.block(n, 128, 132), n
+        for n, batch in ((257, 130), (600, 130), (1024, 9), (1024, 130)):
+            yield mode, shapes.cluster(n, batch, mode, 0), n
+        for n, reflections in ((300, 20), (1024, 128), (1024, 256)):
+            yield mode, shapes.factored(n, reflections, 130, 0), n
 
 
 @gpu
@@ -204,7 +232,8 @@ def variants():
 def test_complex_modrelu(bias, poisoned):
     z = torch.randn(5, 7, dtype=torch.complex64, device="cuda")
     z[0, :4] = torch.tensor([0, 1e-30 + 1e-30j, 1e-42, 3e38], device="cuda")
-    b = None if bias is None else torch.full((7,), bias, device="cuda")
+    b = None if bias is None else torch.full((14,), bias, device="cuda")[::2] + torch.arange(7, device="cuda") / 100
+    b = b if b is None else torch.stack([b, -b], -1)[:, 0]
     f, dh = named("modrelu", z), torch.randn_like(z)
     with torch.no_grad():
         h, d = f.define(z, b), dh.clone()
@@ -228,14 +257,14 @@ def test_every_variant_compiles_without_a_gpu(monkeypatch, tmp_path):
     monkeypatch.setattr(
         nvrtc, "kernel", lambda path, name, macros, shared, wide: compiled.append((path, tuple(sorted(macros.items())), shared))
     )
-    for index, (shape, n) in enumerate(variants()):
-        mode = index % 3
+    for index, (mode, shape, n) in enumerate(variants()):
         what = {"MODE": mode, "F": index % 6, "PACKED": index // 2 % 2, "OUT": 1, "EXTRA": int(mode == 0), "TWO": int(mode > 0)}
         shape.kernel(what)
         path, macros, shared = compiled[-1]
         assert shared <= 227 * 1024
-        for arch in ("sm_90a", "sm_100a", "sm_120a") if n > shapes.BLOCK else ("sm_80", "sm_90a", "sm_120a")[index % 3 :][:1]:
-            assert len(nvrtc.cubin(path, macros, arch)) > 1000
+        served = ("sm_90a", "sm_100a") if n > shapes.BLOCK else ("sm_80", "sm_90a", "sm_120a")
+        # In turn: each source is compiled in each mode for each architecture, not each of its shapes.
+        assert len(nvrtc.cubin(path, macros, served[index % len(served)])) > 1000
     for m, n in ((7, 7), (100, 80), (190, 190), (1024, 1024)):
         nvrtc.cubin(shapes.KERNELS / "product.cu", tuple(sorted(_macros(m, n).items())), "sm_90a")
     nvrtc.cubin(SOURCE, (), "sm_80")

@@ -32,13 +32,19 @@ def why_not(request: Request) -> str | None:
         missing = nvrtc.why_not()
         if missing:
             reasons.append(missing)
-        needed = (9, 0) if request.n > shapes.BLOCK else (8, 0)
-        if _capability() < needed:
-            reasons.append(f"it needs an NVIDIA GPU of capability {needed[0]}.{needed[1]} for N = {request.n}")
+        wide = request.n > shapes.BLOCK
+        if _capability(request.index) < (8, 0):
+            reasons.append("it needs an NVIDIA GPU of capability 8.0")
+        elif wide and _capability(request.index)[0] not in (9, 10):
+            reasons.append(f"for N = {request.n} it needs the shared memory of an NVIDIA GPU of capability 9.0 or 10.0")
     if request.nonlinearity not in _F:
         reasons.append("the nonlinearity is a callable")
     if request.dtype != torch.float32:
         reasons.append(f"it computes in float32, and this is {request.dtype}")
+    if request.n == 0:
+        reasons.append("there is no unit")
+    if max(request.steps, request.n) * request.batch >= 2**31:
+        reasons.append("it counts rows and states of a step in 31 bits")
     if request.n > shapes.CLUSTER:
         reasons.append(f"N = {request.n} is above the {shapes.CLUSTER} that a cluster holds")
     if request.factors is not None and request.factors > shapes.FACTORS:
@@ -50,11 +56,13 @@ def why_not(request: Request) -> str | None:
     return "; ".join(reasons) or None
 
 
-def _capability() -> tuple[int, int]:
-    """Of the current NVIDIA GPU; (0, 0) if there is none."""
+def _capability(index: int | None) -> tuple[int, int]:
+    """Of an NVIDIA GPU, by default the current one; (0, 0) if there is none."""
     if torch.compiler.is_compiling():
-        return torch.cuda.get_device_capability()
-    return _capability_of(torch.cuda.current_device()) if torch.cuda.is_initialized() or torch.cuda.is_available() else (0, 0)
+        return torch.cuda.get_device_capability(index)
+    if not (torch.cuda.is_initialized() or torch.cuda.is_available()):
+        return 0, 0
+    return _capability_of(torch.cuda.current_device() if index is None else index)
 
 
 @functools.cache
@@ -89,7 +97,7 @@ def run(
     bias: Tensor | None,
 ) -> Tensor:  # fmt: skip
     """As :func:`loops.run`."""
-    end = torch.empty_like(h)
+    end = h.new_empty(h.shape)
     _launch(FORWARD, q, f, sizes, one=x, bias=bias, start=h, out=states, extra=z, end=end)
     return end
 
@@ -113,7 +121,7 @@ def recover(
 ) -> tuple[Tensor, Tensor]:
     """As :func:`loops.recover`."""
     tail = torch.cat([h, hn[h.shape[0] : sizes[0]]])
-    z, end = hn.new_empty(sum(sizes), hn.shape[-1]), torch.empty_like(tail)
+    z, end = hn.new_empty(sum(sizes), hn.shape[-1]), tail.new_empty(tail.shape)
     signs = None if negative is None else torch.where(negative, -1.0, 1.0)
     _launch(RECOVER, q, NONLINEARITIES["identity"], sizes, one=x, two=signs, bias=bias, start=tail, out=z, end=end)
     return z, end
@@ -134,10 +142,11 @@ def _launch(
     mode: int, q: Matrix, f: Nonlinearity, sizes: list[int], inner: Tensor | None = None, **tensors: Tensor | None
 ) -> None:
     given = {name: t.contiguous() for name, t in tensors.items() if t is not None}
+    assert all(given[name] is tensors[name] for name in ("out", "extra", "end", "dbias") if name in given)
     n, batch, device = given["end"].shape[-1], sizes[0], given["one"].device
     packed, down = sizes[0] != sizes[-1], mode != FORWARD
     if packed:
-        given["offsets"], given["lengths"] = _packing(tuple(sizes), device)
+        given["offsets"], given["lengths"] = _kept(_packing(tuple(sizes), device))
     fields = _Tensors(n=n, batch=batch, steps=len(sizes), **{name: t.data_ptr() for name, t in given.items()})
     if isinstance(q, Formed):
         reflections, arguments = None, [(q.q.mT if down else q.q).contiguous(), fields]
@@ -163,6 +172,19 @@ def _prepared(
         shape = shapes.cluster(n, batch, mode, device)
     asked = dict(zip(("PACKED", "OUT", "EXTRA", "TWO"), map(int, what), strict=True))
     return shape.kernel({"MODE": mode, "F": _F[f], **asked}), shape
+
+
+def _kept(tensors: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """The same, which outlive what is launched now: a graph reads them at every replay."""
+    if torch.cuda.is_current_stream_capturing():
+        _recorded.append(tensors)
+    else:
+        for tensor in tensors:
+            tensor.record_stream(torch.cuda.current_stream(tensor.device))
+    return tensors
+
+
+_recorded: list[tuple[Tensor, Tensor]] = []
 
 
 @functools.lru_cache(maxsize=64)

@@ -35,6 +35,7 @@ class Request:
     equal_lengths: bool = True
     transformed: str | None = None
     compiling: bool = False
+    index: int | None = None
 
 
 def by_hand(request: Request) -> str | None:
@@ -60,9 +61,9 @@ dispatch.provide(
 )
 
 
-def factors_are_cheaper(n: int, reflections: int, rows: int, device: str, dtype: torch.dtype) -> bool:
+def factors_are_cheaper(n: int, reflections: int, rows: int, device: str, dtype: torch.dtype, index: int | None = None) -> bool:
     """Whether a training step of ``rows`` states in all is cheaper by factors than by a formed Q."""
-    if cuda.why_not(Request(n, 1, 1, dtype, device, "abs")) is None:
+    if cuda.why_not(Request(n, 1, 1, dtype, device, "abs", index=index)) is None:
         return cuda.prefers_factors(n, reflections)
     return 16 * n * reflections * rows < 6 * n * n * rows + 12 * n * n * reflections
 
@@ -143,6 +144,14 @@ def rollout(
     for name, value, shape in (("bias", bias, (n,)), ("signs", signs, (n,)), ("weight", weight, (n, rows.shape[-1]))):
         if value is not None and tuple(value.shape) != shape:
             raise ValueError(f"rollout: {name} must be {shape} for states of {n}, got {tuple(value.shape)}.")
+    _check_devices(
+        x=rows,
+        h0=h0,
+        transition=transition[0] if isinstance(transition, WY) else transition,
+        bias=bias,
+        signs=signs,
+        weight=weight,
+    )
     columns = n if weight is None else weight.shape[-1]
     if rows.shape[-1] != columns or (sizes and sizes[0] != h0.shape[0]):
         raise ValueError(
@@ -167,7 +176,7 @@ def rollout(
     request = Request(
         n, h0.shape[0], len(sizes), dtype, rows.device.type, f, q[0].shape[1] if len(q) > 1 else None, memory,
         output == "last", not sizes or sizes[0] == sizes[-1], dispatch.why_only_autograd(rows, h0, *q),
-        torch.compiler.is_compiling(),
+        torch.compiler.is_compiling(), rows.device.index,
     )  # fmt: skip
     serve = dispatch.choose("rollout", backend, request).rollout
     states, last = serve(rows, h0, q, bias, weight, nonlinearity, sizes, memory, output == "last")
@@ -196,7 +205,7 @@ def _transition(transition: Tensor | WY, signs: Tensor | None, n: int, rows: int
         raise ValueError(f"rollout: the factors must be of {n} x L vectors for states of {n}, got u {tuple(u.shape)}.")
     d = torch.ones(n, dtype=dtype, device=u.device) if signs is None else signs.to(dtype)
     w, y = _product(u, t), u * d.conj().unsqueeze(-1)
-    if factors_are_cheaper(n, u.shape[-1], rows, u.device.type, dtype):
+    if factors_are_cheaper(n, u.shape[-1], rows, u.device.type, dtype, u.device.index):
         return [w, y, d]
     return [torch.diag(d) - _product(w, y.mH)]
 
@@ -220,6 +229,14 @@ def check_choices(call: str, nonlinearity: str | Callable, output: str, memory: 
         reason = NONLINEARITIES[str(nonlinearity)].irreversible
         if reason is not None:
             raise ValueError(f"{call}: memory='reversible' is not for this nonlinearity: {reason}. Use memory='checkpoint'.")
+
+
+def _check_devices(**tensors: Tensor | None) -> None:
+    places = {name: tensor.device for name, tensor in tensors.items() if tensor is not None}
+    if len(set(places.values())) > 1:
+        raise ValueError(
+            f"rollout: all tensors must be on one device, got {', '.join(f'{name} on {at}' for name, at in places.items())}."
+        )
 
 
 def _check_shape(name: str, x: Tensor, dims: int, shape: str) -> None:

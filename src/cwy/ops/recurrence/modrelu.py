@@ -28,11 +28,11 @@ def forward(z: Tensor, bias: Tensor | None) -> Tensor:
 
 def backward_(dh: Tensor, h: Tensor, z: Tensor, bias: Tensor | None) -> None:
     """The gradient of z in place of that of h."""
-    _launch("backward", z, dh, h.contiguous(), z, bias)
+    _launch("backward", z, dh, h, z, bias)
 
 
 def _launch(name: str, like: Tensor, *args: Tensor | None) -> None:
-    given = [None if arg is None else arg.resolve_conj() for arg in args]
+    given = [None if arg is None else arg.resolve_conj().contiguous() for arg in args]
     with torch.cuda.device(like.device):
         kernel = nvrtc.kernel(SOURCE, name, {})
         kernel((-(-like.numel() // _THREADS), 1), _THREADS, *given, like.shape[-1], like.numel())

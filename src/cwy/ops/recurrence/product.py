@@ -27,8 +27,9 @@ def product(a: Tensor, b: Tensor, heads: Tensor) -> Tensor:
     capability = torch.cuda.get_device_capability(a.device)
     if rows < FEW or capability[0] != 9:
         with full_precision("cuda"):
-            pairs = zip(a[headed:].split(CHUNK), b[: rows - headed].split(CHUNK), strict=True)
-            return sum((ours.mT @ theirs for ours, theirs in pairs), a[:headed].mT @ heads)
+            parts = (a[:headed], heads), (a[headed:], b[: rows - headed])
+            pairs = (pair for part in parts for pair in zip(*(t.split(CHUNK) for t in part), strict=True))
+            return sum((ours.mT @ theirs for ours, theirs in pairs), a.new_zeros(m, n))
     macros = _macros(m, n)
     groups, width, blocks = macros["GROUPS"], macros["WIDTH"], macros["BLOCKS"]
     tiles = -(-m // (64 * groups)) * -(-n // width)

@@ -249,7 +249,7 @@ template <int Count> struct Units {
     } else if (MODE == ADJOINT) {
       v = derivative(given[u]) * (TWO ? v + other[u] : v);
     } else {
-      z[u] = TWO ? other[u] * fmaxf(v, TINY) : v;
+      z[u] = TWO ? other[u] * (v < TINY ? TINY : v) : v;
       v = z[u] - given[u] - bias[u];
     }
     return value[u] = !PACKED || active(u, it) ? v : 0.f;
