@@ -16,7 +16,7 @@ from .ops.recurrence.functions import Request, check_choices, factors_are_cheape
 from .ops.recurrence.nonlinearities import NONLINEARITIES
 from .parametrizations import METHODS
 
-OPTIONAL = ("numpy", "triton", "cuda-core", "cuda-bindings", "typer", "rich", "matplotlib")
+OPTIONAL = ("numpy", "triton", "cuda-bindings", "nvidia-cuda-nvrtc", "typer", "rich", "matplotlib")
 
 
 def gather() -> dict[str, Any]:

@@ -25,7 +25,9 @@ def overview(rows: Sequence[Row], sizes: Sequence[Size], kind: str = "both") -> 
     """One kind of time at every size, a row an entry, the fastest at the largest size first."""
     of = lambda row: getattr(row, field(row, kind))
     timed = {(row.entry, row.size): row for row in rows if of(row)}
-    view = blank(f"{KINDS[kind]}, ms", "entry", *(show(size) for size in sizes))
+    # A number a line where several long sizes would not fit.
+    long = sum(len(show(size)) + 1 for size in sizes) > 60
+    view = blank(f"{KINDS[kind]}, ms", "entry", *(show(size).replace("x", "\nx" if long else "x") for size in sizes))
     for name in _order(list(timed.values()), show(sizes[-1]), of):
         found = [timed.get((name, show(size))) for size in sizes]
         first = next(row for row in found if row)
@@ -55,7 +57,7 @@ def detail(rows: Sequence[Row], baseline: str, steps: int | None = None) -> Tabl
             _ratio(row, reference),
             _or(row.memory, lambda size: f"{size / 1e6:.3g}" if size < 1e9 else f"{size / 1e6:.0f}"),
             *(_or(value, _error) for value in (row.error, row.gradient_error)),
-            _or(row.orthogonality, _error) if steps is None else _or(row.both, lambda both: f"{both / steps * 1e6:.3g}"),
+            _or(row.orthogonality, _error) if steps is None else _or(row.both, lambda both: ms(both / steps * 1e3)),
         ]
         view.add_row(marked(row), *cells, style=STYLES[row.group])
     return view

@@ -26,12 +26,12 @@ _F = {name: index for index, name in enumerate(("modrelu", "abs", "relu", "leaky
 def why_not(request: Request) -> str | None:
     """Why the kernels can't serve, or None if they can."""
     reasons = []
+    missing = nvrtc.why_not()
+    if missing:
+        reasons.append(missing)
     if request.device != "cuda":
         reasons.append(f"x is on {request.device}")
     else:
-        missing = nvrtc.why_not()
-        if missing:
-            reasons.append(missing)
         wide = request.n > shapes.BLOCK
         if _capability(request.index) < (8, 0):
             reasons.append("it needs an NVIDIA GPU of capability 8.0")
