@@ -44,9 +44,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) backward(const B
   auto over_rows = [&](const float* left, const float* right, float* x, bool upper) {
     product<false, false>(
         grid, batch * splits, l, l, [=](int b, int i, int j) { return !upper || i < j + TILE ? split(b, splits, n) : make_int2(0, 0); },
-        [=](int b, int i, int k) { return left[b / splits * nl + (long)k * l + i]; },
-        [=](int b, int k, int j) { return right[b / splits * nl + (long)k * l + j]; },
-        into_square(splits > 1 ? parts : x, upper && splits == 1));
+        transposed(left, n, l), matrix(right, n, l), into_square(splits > 1 ? parts : x, upper && splits == 1), splits);
   };
   auto add_up = [&](float* x, bool upper) {
     if (splits == 1) return;

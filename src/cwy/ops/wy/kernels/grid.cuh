@@ -104,9 +104,9 @@ template <class Each> __device__ void over_entries(Grid& grid, int count, int ro
 
 // put(b, i, j, sum over k of left(b, i, k) right(b, k, j)) for every entry of `count` matrices. range(b, i, j) says over which k the
 // tile at (i, j) runs; a tile without any is left out. Each operand says whether its neighbours in memory are along k. A block adds
-// up a tile in PARTS, each of some of the k and with TALL x BROAD entries a thread.
+// up a tile in PARTS, each of some of the k and with TALL x BROAD entries a thread. The operands are those of matrix b / splits.
 template <bool LEFT_ALONG, bool RIGHT_ALONG, class Range, class Left, class Right, class Put>
-__device__ void product(Grid& grid, int count, int rows, int columns, Range range, Left left, Right right, Put put) {
+__device__ void product(Grid& grid, int count, int rows, int columns, Range range, Left left, Right right, Put put, int splits = 1) {
   constexpr int LOADS = TILE * SLAB / THREADS, DEPTH = SLAB / PARTS, WARPED = TILE / 32;
   const int down = (rows + TILE - 1) / TILE, across = (columns + TILE - 1) / TILE, total = count * down * across;
   const int part = threadIdx.x / TEAM, y = threadIdx.x % TEAM / (TILE / BROAD) * TALL, x = threadIdx.x % (TILE / BROAD) * BROAD;
@@ -120,14 +120,15 @@ __device__ void product(Grid& grid, int count, int rows, int columns, Range rang
     const int b = grid.turn / across / down, i0 = grid.turn / across % down * TILE, j0 = grid.turn % across * TILE;
     const int2 k = range(b, i0, j0);
     if (k.x >= k.y) continue;
+    const int from = b / splits;
     float l[LOADS], r[LOADS], sums[TALL][BROAD] = {};
     for (int k0 = k.x;; k0 += SLAB) {  // loads one slab while it adds up the one before
       #pragma unroll
       for (int e = 0; e < LOADS; e++) {
         const int i = i0 + place(LEFT_ALONG, e), ki = k0 + depth(LEFT_ALONG, e);
         const int j = j0 + place(RIGHT_ALONG, e), kj = k0 + depth(RIGHT_ALONG, e);
-        l[e] = i < rows && ki < k.y ? left(b, i, ki) : 0;
-        r[e] = j < columns && kj < k.y ? right(b, kj, j) : 0;
+        l[e] = i < rows && ki < k.y ? left(from, i, ki) : 0;
+        r[e] = j < columns && kj < k.y ? right(from, kj, j) : 0;
       }
       if (k0 > k.x) {
         #pragma unroll 4
@@ -153,11 +154,11 @@ __device__ void product(Grid& grid, int count, int rows, int columns, Range rang
       for (int j = 0; j < BROAD; j++) lefts[(part * TILE + y + i) * TILE + x + j] = sums[i][j];
     __syncthreads();
     #pragma unroll
-    for (int e = threadIdx.x; e < TILE * TILE; e += THREADS) {
-      const int i = e / TILE, j = e % TILE;
+    for (int e = 0; e < TILE * TILE / THREADS; e++) {
+      const int i = depth(false, e), j = place(false, e);
       float sum = 0;
       #pragma unroll
-      for (int p = 0; p < PARTS; p++) sum += lefts[p * TILE * TILE + e];
+      for (int p = 0; p < PARTS; p++) sum += lefts[(p * TILE + i) * TILE + j];
       if (i0 + i < rows && j0 + j < columns) put(b, i0 + i, j0 + j, sum);
     }
   }
