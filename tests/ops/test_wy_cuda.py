@@ -101,7 +101,7 @@ def test_batches_and_strides(batch, n, size, poisoned):
 
 
 @gpu
-@pytest.mark.parametrize(("n", "size"), [(8, 8), (40, 20)])
+@pytest.mark.parametrize(("n", "size"), [(8, 8), (40, 20), (100, 70)])
 def test_more_matrices_than_blocks(n, size, poisoned):
     v = torch.randn(1000, n, size, device="cuda")
     for call in ("matrix", "truncated"):
@@ -204,6 +204,8 @@ def test_every_kernel_compiles_without_a_gpu(tmp_path, monkeypatch):
     for arch in ("sm_80", "sm_90a"):
         for source in ("forward.cu", "backward.cu", "blocks.cu", "halves.cu"):
             assert len(nvrtc.cubin(fused.KERNELS / source, (), arch)) > 1000
+        for source in ("forward.cu", "backward.cu"):
+            assert len(nvrtc.cubin(fused.KERNELS / source, (("MANY", 1),), arch)) > 1000
 
 
 def test_why_it_does_not_serve(monkeypatch):

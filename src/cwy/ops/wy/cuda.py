@@ -80,37 +80,38 @@ class _Factors(Function):
 class _Matrix(Function):
     @staticmethod
     def forward(ctx, v):
-        u, t, reciprocal, q = fused.forward(v, "matrix") if _small(v) else _large_matrix(v)
-        ctx.save_for_backward(v, u, t, reciprocal, q if v.shape[-1] >= v.shape[-2] else None)
+        u, t, reciprocal, q, y = (*fused.forward(v, "matrix"), None) if _small(v) else _large_matrix(v)
+        ctx.save_for_backward(v, u, t, reciprocal, q if v.shape[-1] >= v.shape[-2] else None, y)
         ctx.set_materialize_grads(False)
         return q, u, t
 
     @staticmethod
     def backward(ctx, z, gu, gt):
-        v, u, t, reciprocal, q = ctx.saved_tensors
+        v, u, t, reciprocal, q, y = ctx.saved_tensors
         if _beyond(z, gu, gt):
             return autograd._matrix_backward(v, u, t, reciprocal, q, z, gu, gt)
         if _small(u):
             return fused.backward(fused.NARROW if q is None else fused.WIDE, u, t, reciprocal, z, q)
-        return _large_gradient(z, u, t, reciprocal, q)
+        return _large_gradient(z, u, t, reciprocal, q, y)
 
 
 @in_full_precision
-def _large_matrix(v: Tensor) -> tuple[Tensor, ...]:
+def _large_matrix(v: Tensor) -> tuple[Tensor | None, ...]:
+    """u, t, the reciprocal norms, Q, and if thin Y."""
     if not _thin(v):
-        return (halves if halves.serves(v) else blocked).matrix(v)
+        return *(halves if halves.serves(v) else blocked).matrix(v), None
     u, t, reciprocal, y = fused.forward(v, "y")
-    return u, t, reciprocal, halves.eye_minus(u, y) if halves.serves_thin(u) else eye_minus(u, y.mT)
+    return u, t, reciprocal, halves.eye_minus(u, y) if halves.serves_thin(u) else eye_minus(u, y.mT), y
 
 
 @in_full_precision
-def _large_gradient(z: Tensor, u: Tensor, t: Tensor, reciprocal: Tensor, q: Tensor | None) -> Tensor:
+def _large_gradient(z: Tensor, u: Tensor, t: Tensor, reciprocal: Tensor, q: Tensor | None, y: Tensor | None) -> Tensor:
     if q is not None:
         return (halves if halves.serves(u) else blocked).wide_gradient(u, t, reciprocal, q, z)
-    if not _thin(u):
+    if y is None:
         return blocked.narrow_gradient(u, t, reciprocal, z)
     w = u @ t
-    return fused.backward(fused.ENDING, u, t, reciprocal, given=(w, z @ (u @ t.mT), z.mT @ w))
+    return fused.backward(fused.ENDING, u, t, reciprocal, given=(w, z @ y, z.mT @ w))
 
 
 class _Truncated(Function):

@@ -17,7 +17,8 @@ from torch import Tensor
 from .. import nvrtc
 
 KERNELS = Path(__file__).parent / "kernels"
-THREADS, TILE, SHARED = 256, 32, 40960  # as in grid.cuh and solve.cuh
+THREADS, SHARED = 256, 40960  # as in grid.cuh and solve.cuh
+GRAM, ONE, MANY = 32, (32, 8), (64, 32)  # sides of tiles as in gram.cuh and grid.cuh, there with the columns summed at once
 NARROW, WIDE, TRUNCATED, ENDING = range(4)  # as in backward.cu
 LONG = 512  # columns longer than this are cut into parts
 
@@ -53,17 +54,31 @@ def plan(source: str, name: str, count: int, n: int, size: int, device: int, apa
     """For ``count`` matrices ``n`` x ``size``, each ``apart`` from the others or not."""
     with torch.cuda.device(device):
         kernel = nvrtc.kernel(KERNELS / source, name, {}, SHARED)
+        many = apart and _many(count, n, size, kernel.blocks(THREADS))
+        if many:
+            kernel = nvrtc.kernel(KERNELS / source, name, {"MANY": 1}, SHARED)
         fit = kernel.blocks(THREADS)
+    (tile, summed), across = MANY if many else ONE, -(-size // GRAM)
     groups = min(count, fit) if apart else 1
-    room, own, down, across = fit // groups, -(-count // groups), -(-n // TILE), -(-size // TILE)
-    columns, grams, chunks, splits = own * -(-size // 8), own * across * (across + 1) // 2, 1, 1
+    room, own = fit // groups, -(-count // groups)
+    columns, grams, chunks, splits = own * -(-size // summed), own * across * (across + 1) // 2, 1, 1
     if n > LONG:
         chunks = max(1, min(room // columns, n // 128))
-        splits = max(1, min(room // grams, n // max(128, 4 * size)))
+        splits = max(1, min(room // grams, n // max(128, min(4 * size, 256))))
     panels = own * (-(-n // 8) + -(-size // 8))
-    blocks = groups * min(room, max(own * down * across, panels, columns * chunks, grams * splits))
+    blocks = groups * min(room, max(own * _tiles(n, size, tile), panels, columns * chunks, grams * splits))
     parts = count * max(size * chunks, splits * _padded(size) ** 2 if splits > 1 else 0)
     return Plan(kernel.prepare((blocks, 1), THREADS, cooperative=True), blocks, chunks, splits, groups, parts)
+
+
+def _tiles(n: int, size: int, tile: int) -> int:
+    return -(-n // tile) * -(-size // tile)
+
+
+def _many(count: int, n: int, size: int, fit: int) -> bool:
+    """Whether large tiles are enough to keep all of the blocks busy that ``fit``."""
+    groups = min(count, fit)
+    return ONE[0] < min(n, size) and n <= LONG and -(-count // groups) * _tiles(n, size, MANY[0]) >= fit // groups
 
 
 def forward(v: Tensor, wanted: str, keep: bool = True) -> tuple[Tensor, ...]:

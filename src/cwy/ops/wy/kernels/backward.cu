@@ -31,26 +31,29 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) backward(const B
   auto matrix = [=](const float* x, int rows, int columns) { return [=](int b, int i, int j) { return x[((long)b * rows + i) * columns + j]; }; };
   auto transposed = [=](const float* x, int rows, int columns) { return [=](int b, int i, int j) { return x[((long)b * rows + j) * columns + i]; }; };
   auto into = [=](float* x, int rows, int columns) { return [=](int b, int i, int j, float value) { x[((long)b * rows + i) * columns + j] = value; }; };
+  // l x l; if `upper`, D + D^T from what is above the diagonal of D alone
+  auto into_square = [=](float* x, bool upper) {
+    return [=](int b, int i, int j, float value) {
+      if (!upper || i < j) x[b * ll + (long)i * l + j] = value;
+      if (upper && i < j) x[b * ll + (long)j * l + i] = value;
+    };
+  };
+  auto both = [=](const float* x) { return [=](int b, int k, int j) { return k == j ? 0.f : x[b * ll + (long)k * l + j]; }; };
 
-  // x = left^T right, both n x l, summed over all rows; only what is above the diagonal, if `upper`.
+  // x = left^T right, both n x l, summed over all rows, as into_square puts it.
   auto over_rows = [&](const float* left, const float* right, float* x, bool upper) {
     product<false, false>(
         grid, batch * splits, l, l, [=](int b, int i, int j) { return !upper || i < j + TILE ? split(b, splits, n) : make_int2(0, 0); },
-        [=](int b, int i, int k) { return left[b / splits * nl + (long)k * l + i]; },
-        [=](int b, int k, int j) { return right[b / splits * nl + (long)k * l + j]; }, into(splits > 1 ? parts : x, l, l));
+        transposed(left, n, l), matrix(right, n, l), into_square(splits > 1 ? parts : x, upper && splits == 1), splits);
   };
-  auto add_up = [&](float* x) {
+  auto add_up = [&](float* x, bool upper) {
     if (splits == 1) return;
     grid.meet();
     over_entries(grid, batch, l, l, [=](int b, int i, int j) {
       float sum = 0;
       for (int p = 0; p < splits; p++) sum += parts[((long)b * splits + p) * ll + (long)i * l + j];
-      x[b * ll + (long)i * l + j] = sum;
+      into_square(x, upper)(b, i, j, sum);
     });
-  };
-  // D + D^T, of which what is above the diagonal of D is given
-  auto symmetric = [=](const float* d) {
-    return [=](int b, int k, int j) { return k == j ? 0.f : d[b * ll + (long)min(k, j) * l + max(k, j)]; };
   };
 
   if (of.kind == NARROW || of.kind == ENDING) {
@@ -67,9 +70,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) backward(const B
       grid.meet();
     }
     over_rows(w, a, d, true);
-    add_up(d);
+    add_up(d, true);
     grid.meet();
-    product<true, false>(grid, batch, n, l, all(l), matrix(u, n, l), symmetric(d), [=](int b, int i, int j, float x) {
+    product<true, false>(grid, batch, n, l, all(l), matrix(u, n, l), both(d), [=](int b, int i, int j, float x) {
       const long at = b * nl + (long)i * l + j;
       dv[at] = x - a[at] - z_w[at];
     });
@@ -106,7 +109,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) backward(const B
     over_rows(u, z, c, false);
     product<true, true>(
         grid, batch, l, l, [=](int, int, int j) { return make_int2(j, l); }, matrix(u, n, l), transposed(t, l, l), into(y, l, l));
-    add_up(c);
+    add_up(c, false);
     grid.meet();
     product<false, false>(
         grid, batch, l, l, [=](int, int i, int) { return make_int2(0, min(i + TILE, l)); }, transposed(t, l, l), matrix(c, l, l), into(e, l, l));
@@ -114,12 +117,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) backward(const B
         grid, batch, l, l, [=](int, int, int j) { return make_int2(0, min(j + TILE, l)); }, transposed(c, l, l), matrix(t, l, l), into(top, l, l));
     grid.meet();
     product<true, false>(
-        grid, batch, l, l, [=](int, int i, int j) { return make_int2(0, i < j + TILE ? l : 0); }, matrix(e, l, l), matrix(y, l, l), into(d, l, l));
+        grid, batch, l, l, [=](int, int i, int j) { return make_int2(0, i < j + TILE ? l : 0); }, matrix(e, l, l), matrix(y, l, l), into_square(d, true));
     grid.meet();
-    auto both = symmetric(d);
+    auto symmetric = both(d);
     product<true, false>(
         grid, batch, n, l, all(2 * l), [=](int b, int i, int k) { return k < l ? u[b * nl + (long)i * l + k] : z[b * nl + (long)i * l + k - l]; },
-        [=](int b, int k, int j) { return k < l ? both(b, k, j) : -y[b * ll + (long)(k - l) * l + j]; },
+        [=](int b, int k, int j) { return k < l ? symmetric(b, k, j) : -y[b * ll + (long)(k - l) * l + j]; },
         [=](int b, int i, int j, float x) { dv[b * nl + (long)i * l + j] = i < l ? x - top[b * ll + (long)i * l + j] : x; });
   }
 

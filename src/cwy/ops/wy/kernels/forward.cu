@@ -39,7 +39,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) forward(const Fo
     if (splits == 1) s[b * area + place(l, i, j)] = entry(i, j, x);
     else parts[b * area + place(l, i, j)] = x;
   });
-  if (t) over_entries(grid, batch, l, l, [=](int b, int i, int j) { if (i > j) t[b * ll + (long)i * l + j] = 0; });
+  for (int row = grid.index * WARPS + threadIdx.x / 32; t && row < batch * l; row += grid.size * WARPS)
+    for (int j = threadIdx.x % 32; j < row % l; j += 32) t[(long)row * l + j] = 0;
   if (splits > 1) {
     grid.meet();
     over_entries(grid, batch, padded(l), padded(l), [=](int b, int i, int j) {

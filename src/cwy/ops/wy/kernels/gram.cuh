@@ -2,25 +2,35 @@
 #pragma once
 #include "grid.cuh"
 
-constexpr int AHEAD = 4;  // products that wait for memory at once
+constexpr int AHEAD = 4, GRAM = 32;  // products that wait for memory at once, and the side of a tile
 
 // c += a b for 8 x 8 matrices cut in two along k: a lane has c(r, 2q), c(r, 2q + 1), a(r, k) and b(k, r), with r = lane / 4, q = lane % 4,
 // and k any number that is its own in the quad.
 __device__ __forceinline__ void multiply(double2& c, double a, double b) {
   asm volatile("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0, %1}, {%2}, {%3}, {%0, %1};" : "+d"(c.x), "+d"(c.y) : "d"(a), "d"(b));
 }
+// The same for two of a with one b: one instruction from capability 9 on.
+__device__ __forceinline__ void multiply(double2& c, double2& d, double a, double e, double b) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mma.sync.aligned.m16n8k4.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+               : "+d"(c.x), "+d"(c.y), "+d"(d.x), "+d"(d.y)
+               : "d"(a), "d"(e), "d"(b));
+#else
+  multiply(c, a, b), multiply(d, e, b);
+#endif
+}
 
 // put(b, i, j, sum over rows k of u(b, k, i) u(b, k, j)) for the tiles of `batch` matrices that are not below the diagonal; b counts
 // the `splits` of the rows of each. A warp has half of a tile and a quarter of the rows.
 template <class Put> __device__ void gram(Grid& grid, int batch, int splits, int n, int l, const float* u, Put put) {
-  const int across = (l + TILE - 1) / TILE, tiles = across * (across + 1) / 2, each = (n + splits - 1) / splits;
+  const int across = (l + GRAM - 1) / GRAM, tiles = across * (across + 1) / 2, each = (n + splits - 1) / splits;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, r = lane / 4, q = lane % 4, part = warp / 2, half = warp % 2;
   double* const parts = reinterpret_cast<double*>(memory);
   for (; grid.turn < batch * splits * tiles; grid.turn += grid.size) {
     const int b = grid.turn / tiles, from = b % splits * each, to = min(from + each, n);
     int i0 = grid.turn % tiles, j0 = 0;
     while (i0 > j0) i0 -= ++j0;
-    i0 *= TILE, j0 *= TILE;
+    i0 *= GRAM, j0 *= GRAM;
     const float* const of = u + (long)(b / splits) * n * l;
     double2 c[4][2] = {};
     float x[AHEAD][4], y[AHEAD][2];
@@ -38,9 +48,9 @@ template <class Put> __device__ void gram(Grid& grid, int batch, int splits, int
       #pragma unroll
       for (int d = 0; d < AHEAD; d++) {
         #pragma unroll
-        for (int e = 0; e < 4; e++)
+        for (int e = 0; e < 4; e += 2)
           #pragma unroll
-          for (int f = 0; f < 2; f++) multiply(c[e][f], x[d][e], y[d][f]);
+          for (int f = 0; f < 2; f++) multiply(c[e][f], c[e + 1][f], x[d][e], x[d][e + 1], y[d][f]);
         load(d, k + 16 * (d + AHEAD) + q);
       }
     }
@@ -49,12 +59,12 @@ template <class Put> __device__ void gram(Grid& grid, int batch, int splits, int
     for (int e = 0; e < 4; e++)
       #pragma unroll
       for (int f = 0; f < 2; f++)
-        reinterpret_cast<double2*>(parts + (part * TILE + 8 * e + r) * TILE + 16 * half + 8 * f)[q] = c[e][f];
+        reinterpret_cast<double2*>(parts + (part * GRAM + 8 * e + r) * GRAM + 16 * half + 8 * f)[q] = c[e][f];
     __syncthreads();
-    for (int i = warp; i < TILE; i += THREADS / 32) {
+    for (int i = warp; i < GRAM; i += THREADS / 32) {
       double sum = 0;
       #pragma unroll
-      for (int p = 0; p < 4; p++) sum += parts[(p * TILE + i) * TILE + lane];
+      for (int p = 0; p < 4; p++) sum += parts[(p * GRAM + i) * GRAM + lane];
       put(b, i0 + i, j0 + lane, sum);
     }
   }

@@ -2,9 +2,13 @@
 #pragma once
 
 typedef unsigned long long Token;
-constexpr int THREADS = 256, COLUMNS = 8, ROWS = THREADS / COLUMNS;
-constexpr int TILE = 32, EACH = 4, PARTS = THREADS / (TILE / EACH * (TILE / EACH)), PITCH = TILE + 4;
-constexpr int RESIDENT = 2;  // blocks that a processor is to hold
+constexpr int THREADS = 256, RESIDENT = 2;  // and blocks that a processor is to hold
+#ifdef MANY  // matrices, which keep all blocks busy with large tiles
+constexpr int COLUMNS = 32, TILE = 64, SLAB = 32, TALL = 8;
+#else
+constexpr int COLUMNS = 8, TILE = 32, SLAB = 64, TALL = 4;
+#endif
+constexpr int ROWS = THREADS / COLUMNS, BROAD = 4, TEAM = TILE / TALL * (TILE / BROAD), PARTS = THREADS / TEAM, PITCH = TILE + 4;
 
 extern __shared__ __align__(16) unsigned char memory[];
 
@@ -100,38 +104,39 @@ template <class Each> __device__ void over_entries(Grid& grid, int count, int ro
 
 // put(b, i, j, sum over k of left(b, i, k) right(b, k, j)) for every entry of `count` matrices. range(b, i, j) says over which k the
 // tile at (i, j) runs; a tile without any is left out. Each operand says whether its neighbours in memory are along k. A block adds
-// up a tile in PARTS, each of some of the k and with EACH x EACH entries a thread.
+// up a tile in PARTS, each of some of the k and with TALL x BROAD entries a thread. The operands are those of matrix b / splits.
 template <bool LEFT_ALONG, bool RIGHT_ALONG, class Range, class Left, class Right, class Put>
-__device__ void product(Grid& grid, int count, int rows, int columns, Range range, Left left, Right right, Put put) {
-  constexpr int SLAB = 64, LOADS = TILE * SLAB / THREADS, DEPTH = SLAB / PARTS, TEAM = THREADS / PARTS;
+__device__ void product(Grid& grid, int count, int rows, int columns, Range range, Left left, Right right, Put put, int splits = 1) {
+  constexpr int LOADS = TILE * SLAB / THREADS, DEPTH = SLAB / PARTS, WARPED = TILE / 32;
   const int down = (rows + TILE - 1) / TILE, across = (columns + TILE - 1) / TILE, total = count * down * across;
-  const int part = threadIdx.x / TEAM, y = threadIdx.x % TEAM / (TILE / EACH) * EACH, x = threadIdx.x % (TILE / EACH) * EACH;
+  const int part = threadIdx.x / TEAM, y = threadIdx.x % TEAM / (TILE / BROAD) * TALL, x = threadIdx.x % (TILE / BROAD) * BROAD;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   float* const lefts = reinterpret_cast<float*>(memory);
   float* const rights = lefts + SLAB * PITCH;
   // Which of a tile, and which k, a thread loads: runs of 8 along k, or of 32 across.
-  auto place = [=](bool along, int e) { return along ? lane / 8 + 4 * ((warp + 8 * e) / (SLAB / 8)) : lane; };
-  auto depth = [=](bool along, int e) { return along ? lane % 8 + 8 * ((warp + 8 * e) % (SLAB / 8)) : warp + 8 * e; };
+  auto place = [=](bool along, int e) { return along ? lane / 8 + 4 * ((warp + 8 * e) / (SLAB / 8)) : lane + 32 * (e % WARPED); };
+  auto depth = [=](bool along, int e) { return along ? lane % 8 + 8 * ((warp + 8 * e) % (SLAB / 8)) : warp + 8 * (e / WARPED); };
   for (; grid.turn < total; grid.turn += grid.size) {
     const int b = grid.turn / across / down, i0 = grid.turn / across % down * TILE, j0 = grid.turn % across * TILE;
     const int2 k = range(b, i0, j0);
     if (k.x >= k.y) continue;
-    float l[LOADS], r[LOADS], sums[EACH][EACH] = {};
+    const int from = b / splits;
+    float l[LOADS], r[LOADS], sums[TALL][BROAD] = {};
     for (int k0 = k.x;; k0 += SLAB) {  // loads one slab while it adds up the one before
       #pragma unroll
       for (int e = 0; e < LOADS; e++) {
         const int i = i0 + place(LEFT_ALONG, e), ki = k0 + depth(LEFT_ALONG, e);
         const int j = j0 + place(RIGHT_ALONG, e), kj = k0 + depth(RIGHT_ALONG, e);
-        l[e] = i < rows && ki < k.y ? left(b, i, ki) : 0;
-        r[e] = j < columns && kj < k.y ? right(b, kj, j) : 0;
+        l[e] = i < rows && ki < k.y ? left(from, i, ki) : 0;
+        r[e] = j < columns && kj < k.y ? right(from, kj, j) : 0;
       }
       if (k0 > k.x) {
         #pragma unroll 4
         for (int s = part * DEPTH; s < (part + 1) * DEPTH; s++) {
           #pragma unroll
-          for (int i = 0; i < EACH; i++)
+          for (int i = 0; i < TALL; i++)
             #pragma unroll
-            for (int j = 0; j < EACH; j++) sums[i][j] += lefts[s * PITCH + y + i] * rights[s * PITCH + x + j];
+            for (int j = 0; j < BROAD; j++) sums[i][j] += lefts[s * PITCH + y + i] * rights[s * PITCH + x + j];
         }
       }
       __syncthreads();
@@ -144,16 +149,17 @@ __device__ void product(Grid& grid, int count, int rows, int columns, Range rang
       __syncthreads();
     }
     #pragma unroll
-    for (int i = 0; i < EACH; i++)
+    for (int i = 0; i < TALL; i++)
       #pragma unroll
-      for (int j = 0; j < EACH; j++) lefts[(part * TILE + y + i) * TILE + x + j] = sums[i][j];
+      for (int j = 0; j < BROAD; j++) lefts[(part * TILE + y + i) * TILE + x + j] = sums[i][j];
     __syncthreads();
     #pragma unroll
-    for (int i = warp; i < TILE; i += THREADS / 32) {
+    for (int e = 0; e < TILE * TILE / THREADS; e++) {
+      const int i = depth(false, e), j = place(false, e);
       float sum = 0;
       #pragma unroll
-      for (int p = 0; p < PARTS; p++) sum += lefts[(p * TILE + i) * TILE + lane];
-      if (i0 + i < rows && j0 + lane < columns) put(b, i0 + i, j0 + lane, sum);
+      for (int p = 0; p < PARTS; p++) sum += lefts[(p * TILE + i) * TILE + j];
+      if (i0 + i < rows && j0 + j < columns) put(b, i0 + i, j0 + j, sum);
     }
   }
   grid.turn -= total;
