@@ -33,7 +33,21 @@ INSTALLED = _installed()
 
 def why_not() -> str | None:
     """Why nothing can be compiled here, or None if it can."""
-    return None if INSTALLED else "the packages that compile its kernels are not installed: pip install 'cwy[cuda]'"
+    if not INSTALLED:
+        return "the packages that compile its kernels are not installed: pip install 'cwy[cuda]'"
+    return None if torch.compiler.is_compiling() or not torch.cuda.is_initialized() else _mismatch()
+
+
+@functools.cache
+def _mismatch() -> str | None:
+    """What keeps the compiler and the driver apart, if anything does."""
+    try:
+        (_, driver), (_, compiler, _) = _bindings("driver").cuDriverGetVersion(), _bindings("nvrtc").nvrtcVersion()
+    except (ImportError, RuntimeError, OSError) as error:
+        return f"the compiler of its kernels can't be loaded ({error})"
+    if driver // 1000 < compiler:
+        return f"the driver is for CUDA {driver // 1000} and the kernels' compiler is CUDA {compiler}'s: update the driver"
+    return None
 
 
 def _bindings(name: str) -> Any:

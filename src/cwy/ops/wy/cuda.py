@@ -19,6 +19,7 @@ from . import autograd, blocked, fused, halves
 from .blocked import eye_minus, plus_
 
 SMALL, THIN = 512, 256  # the most of N and L, and of L alone, for one launch
+WORK = 2**26  # products in float64 that a GPU without fast ones does in the time of some launches
 
 
 def why_not(*tensors: Tensor) -> str | None:
@@ -42,6 +43,19 @@ def why_not(*tensors: Tensor) -> str | None:
     if torch._C._len_torch_dispatch_stack() > 0:
         reasons.append("a mode is active, which sees ATen ops")
     return "; ".join(reasons) or None
+
+
+def why_pass(*tensors: Tensor) -> str | None:
+    """Why another is the better choice: much work in float64, on a GPU that has little of it."""
+    v = tensors[0]
+    if v.is_cuda and v.numel() * v.shape[-1] > WORK and not _doubles(v.get_device()):
+        return "it adds up in float64, which is slow on this GPU"
+    return None
+
+
+@functools.cache
+def _doubles(device: int) -> bool:
+    return torch.cuda.get_device_capability(device) in blocked.DOUBLE
 
 
 @functools.cache

@@ -11,7 +11,7 @@ from . import autograd, composite, cuda, reference
 
 dispatch.provide(
     "wy",
-    dispatch.Backend("cuda", cuda, "eager mode, float32 on an NVIDIA GPU: fused kernels", cuda.why_not),
+    dispatch.Backend("cuda", cuda, "eager mode, float32 on an NVIDIA GPU: fused kernels", cuda.why_not, cuda.why_pass),
     dispatch.Backend("analytic", autograd, "eager mode: hand-written backward", dispatch.why_only_aten),
     dispatch.Backend("composite", composite, "torch.compile, torch.export, torch.func, forward-mode AD: ATen ops"),
     dispatch.Backend("reference", reference, "one reflection at a time: the definition, for checking"),

@@ -54,4 +54,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) invert_blocks(co
     const int at = b % blocks * width, column = p * SIDE + j;
     return Column{nullptr, column, of.t + b / blocks * ll + (long)at * l + at + column, l, at + column < l ? column + 1 : 0};
   });
+  grid.meet();  // or a replay would find the first meeting over before it began
 }

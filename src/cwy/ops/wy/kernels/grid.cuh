@@ -22,7 +22,7 @@ __device__ __forceinline__ Token get(const Token* from) {
 }
 
 // The blocks that share some of the matrices, which take the tiles of a phase in turn. Tokens are new at each call, so that flags
-// need not be cleared first. A graph replayed comes with the same ones: two meetings or more leave another than the first.
+// need not be cleared first. A graph replayed comes with the same ones: a kernel must meet twice or more, which leaves another than the first.
 struct Grid {
   const int group, size, index;
   Token* const flags;  // one for each block: the first says that all have come
@@ -94,10 +94,11 @@ __device__ void over_columns(Grid& grid, int count, int rows, int columns, int c
 
 // each(b, i, j) for every entry of `count` matrices.
 template <class Each> __device__ void over_entries(Grid& grid, int count, int rows, int columns, Each each) {
-  const int size = rows * columns, per = (size + THREADS - 1) / THREADS;
+  const long size = (long)rows * columns;
+  const int per = (int)((size + THREADS - 1) / THREADS);
   for (; grid.turn < count * per; grid.turn += grid.size) {
-    const int entry = grid.turn % per * THREADS + threadIdx.x;
-    if (entry < size) each(grid.turn / per, entry / columns, entry % columns);
+    const long entry = (long)(grid.turn % per) * THREADS + threadIdx.x;
+    if (entry < size) each(grid.turn / per, (int)(entry / columns), (int)(entry % columns));
   }
   grid.turn -= count * per;
 }
@@ -165,8 +166,7 @@ __device__ void product(Grid& grid, int count, int rows, int columns, Range rang
   grid.turn -= total;
 }
 
-// The part of `rows` that split number b % splits has.
+// The part of `rows` that split number b % splits has: with as many rows as splits or more, none is empty.
 __device__ __forceinline__ int2 split(int b, int splits, int rows) {
-  const int each = (rows + splits - 1) / splits, from = b % splits * each;
-  return make_int2(from, min(from + each, rows));
+  return make_int2(share(b % splits, splits, rows), share(b % splits + 1, splits, rows));
 }
