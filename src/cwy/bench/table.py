@@ -55,7 +55,7 @@ def detail(rows: Sequence[Row], baseline: str, steps: int | None = None) -> Tabl
             _or(row.both, ms),
             "" if low is None or high is None or not middle else f"{(high - low) / 2 / middle:.0%}",
             _ratio(row, reference),
-            _or(row.memory, lambda size: f"{size / 1e6:.3g}" if size < 1e9 else f"{size / 1e6:.0f}"),
+            _or(row.memory, lambda size: "<0.1" if size < 1e5 else f"{size / 1e6:.3g}" if size < 1e9 else f"{size / 1e6:.0f}"),
             *(_or(value, _error) for value in (row.error, row.gradient_error)),
             _or(row.orthogonality, _error) if steps is None else _or(row.both, lambda both: ms(both / steps * 1e3)),
         ]
