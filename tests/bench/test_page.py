@@ -46,7 +46,7 @@ def test_a_section_says_who_is_faster_and_what_was_not_measured(records, tmp_pat
     told = page.section(records, "figure1c")
     assert "### A CPU, 2 threads" in told
     assert "At 64, cwy takes 5.00 ms forward + backward, 1.7 times matmul. Faster: cayley (0.50×)." in told
-    assert "At 128, cwy takes 5.00 ms forward + backward, 1.7 times matmul. No peer is faster." in told
+    assert "At 128, cwy takes 5.00 ms forward + backward, 1.7 times matmul. No rival is faster." in told
     assert page.section(records, "figure2") == "No record yet: `cwy bench figure2`."
     assert page.claims(tmp_path / "nowhere") == "No record yet."
     page.draw(records, tmp_path)

@@ -17,7 +17,7 @@ from .command import measure, options, write
 from .figure import BLUE, ORANGE, SKY, caption
 from .rows import Row
 from .sizes import show
-from .table import blank, ms, seconds, times
+from .table import blank, ms, rivals, seconds, times
 
 QUICK_SECONDS = 14.0
 """A benchmark's share of the two minutes that ``--quick`` promises; what is begun within it is finished."""
@@ -57,14 +57,14 @@ def run_all(quick: bool, device: str, threads: int | None, graphs: bool, seed: i
 
 
 def overview(last: Last) -> Table:
-    """A row a benchmark: what ours takes at its last size, and the fastest and the slowest peer beside it."""
-    view = blank("Forward + backward, at the largest size timed", "benchmark", "ours", "fastest peer", "slowest peer")
+    """A row a benchmark: what ours takes at its last size, and the fastest and the slowest rival beside it."""
+    view = blank("Forward + backward, at the largest size timed", "benchmark", "ours", "fastest rival", "slowest rival")
     for name, (baseline, rows) in last.items():
         base = next((seconds(row) for row in rows if row.entry == baseline), None)
         cells = [f"{baseline}\n{'–' if base is None else f'{ms(base)} ms'}"]
         if base is not None:
-            peers = sorted(((seconds(row) or 0.0) / base, row.entry) for row in rows if row.group == "peer" and seconds(row))
-            cells += [f"{peer}\n{times(ratio)}×" for ratio, peer in (*peers[:1], *peers[-1:])] or ["–", "–"]
+            found = sorted(((seconds(row) or 0.0) / base, row.entry) for row in rivals(rows, baseline))
+            cells += [f"{rival}\n{times(ratio)}×" for ratio, rival in (*found[:1], *found[-1:])] or ["–", "–"]
         view.add_row(f"{name}\n{rows[0].size}", *cells)
     return view
 
