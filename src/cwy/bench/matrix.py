@@ -74,10 +74,12 @@ def _torch(shape: Size) -> list[Entry]:
     if square:
         found += [
             peer(
-                "matrix_exp 1", "torch.matrix_exp of a skew matrix, largest angle about 1", lambda x: torch.matrix_exp(_skew(x))
+                "matrix_exp, angle 1",
+                "torch.matrix_exp of a skew matrix, largest angle about 1",
+                lambda x: torch.matrix_exp(_skew(x)),
             ),
             peer(
-                "matrix_exp 0.01",
+                "matrix_exp, angle 0.01",
                 "torch.matrix_exp of a skew matrix, largest angle about 0.01",
                 lambda x: torch.matrix_exp(0.01 * _skew(x)),
             ),

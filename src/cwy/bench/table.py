@@ -169,7 +169,7 @@ def _share(rows: Sequence[Row], ours: Row) -> str:
     floor = product(rows, ours)
     for kind in ("both_graph", "both", "forward_graph", "forward"):
         if floor and (mine := rate(ours, kind)) and (plain := rate(floor, kind)):
-            return f"; {mine / plain:.0%} of the rate of {floor.entry}, {KINDS[kind][0].lower()}{KINDS[kind][1:]}"
+            return f", at {mine / plain:.0%} of the rate of {floor.entry} ({KINDS[kind][0].lower()}{KINDS[kind][1:]})"
     return ""
 
 

@@ -15,6 +15,7 @@ from ..terminal import whole
 from . import BENCHES
 from .command import measure, options, write
 from .figure import BLUE, ORANGE, SKY, caption
+from .peers import INSTALL
 from .rows import Row
 from .sizes import show
 from .table import blank, ms, rivals, seconds, times
@@ -29,6 +30,7 @@ Last = Mapping[str, tuple[str, list[Row]]]
 def run_all(quick: bool, device: str, threads: int | None, graphs: bool, seed: int, folder: Path, console: Console) -> bool:
     """Measures and writes every benchmark, then shows the whole; returns whether it was stopped before the end."""
     last: dict[str, tuple[str, list[Row]]] = {}
+    missing: set[str] = set()
     stopped = False
     for bench in BENCHES.values():
         chosen = options(bench, None, "all", "all", device, "float32", quick, None, threads, seed, graphs=graphs)
@@ -38,6 +40,7 @@ def run_all(quick: bool, device: str, threads: int | None, graphs: bool, seed: i
             chosen = replace(chosen, sizes=chosen.sizes[:-1] or chosen.sizes, effort=effort)
         rows, stopped = measure(chosen, console)
         threads = torch.get_num_threads()
+        missing |= {row.package for row in rows if row.status == "missing"}
         if rows:
             write(chosen, rows, folder)
             timed = [size for size in chosen.sizes if any(row.size == show(size) and row.both for row in rows)]
@@ -51,6 +54,8 @@ def run_all(quick: bool, device: str, threads: int | None, graphs: bool, seed: i
         draw(last, folder / "all.png")
         print(f"The rows and pictures of each: {folder}\nThe picture: {folder / 'all.png'}")
         console.print(caption(next(iter(last.values()))[1][0]), style="dim")
+    if missing:
+        console.print(f"Not installed, so not timed: {', '.join(sorted(missing))}. {INSTALL}")
     if stopped:
         console.print("Stopped: only what was complete is written.")
     return stopped
