@@ -120,6 +120,14 @@ def test_peers_and_methods_choose_who_takes_part():
     assert {e.package for size in ((16,), (16, 4)) for e in matrix.entries(size) if e.group == "peer"} == set(PEERS)
 
 
+def test_what_forms_whole_squares_is_skipped_with_a_reason_where_they_are_large():
+    skipped = {e.name: e.why_not(torch.float32, torch.device("cpu")) for e in matrix.entries((30000, 50))}
+    whole = {name for name, reason in skipped.items() if reason}
+    assert whole == {"orthogonal(matrix_exp)", "orthogonal(cayley)", "geotorch expm", "geotorch cayley", "geoopt cayley step"}
+    assert "N = 30000 is above the 8192 tried" in skipped["geotorch expm"]
+    assert not any(e.why_not(torch.float32, torch.device("cpu")) for e in matrix.entries((4096, 64)))
+
+
 def test_our_entries_follow_the_registry(monkeypatch):
     class ComplexOnly(cwy.parametrizations.CWY):
         def __init__(self, *args, **options):

@@ -101,5 +101,6 @@ def test_committed_records_make_a_section(bench):
     told = page.section(RECORDS, bench)
     timed = [row for rows in page.records(RECORDS, bench).values() for row in rows if row.status == "ok"]
     assert timed or told.startswith("No record yet")
+    assert "e+" not in told
     for row in timed:
         assert any(f"| {row.entry}" in line and f" {page.table.ms(row.forward)} |" in line for line in told.splitlines()), row

@@ -19,6 +19,9 @@ from .entry import Case, Entry, gaussian
 from .ours import case, serving, takes, weight_dtype
 from .sizes import Size
 
+LARGEST = 8192
+"""N up to which what forms N x N matrices on its way to N x M ones is tried."""
+
 
 def baseline(size: Size, device: str) -> str:
     *_, n, m = _shape(size)
@@ -68,8 +71,13 @@ def _torch(shape: Size) -> list[Entry]:
     square = shape[-2] == shape[-1]
     peer = partial(_function, shape)
     found = [
-        Entry(f"orthogonal({kind})", f"torch.nn.utils.parametrizations.orthogonal(layer, orthogonal_map={kind!r})", make)
-        for kind, make in ((kind, partial(_torch_orthogonal, shape, kind)) for kind in ("matrix_exp", "cayley", "householder"))
+        Entry(
+            f"orthogonal({kind})",
+            f"torch.nn.utils.parametrizations.orthogonal(layer, orthogonal_map={kind!r})",
+            partial(_torch_orthogonal, shape, kind),
+            why_not=lambda *_, whole=kind != "householder": _too_large(shape) if whole else None,
+        )
+        for kind in ("matrix_exp", "cayley", "householder")
     ]
     if square:
         found += [
@@ -95,7 +103,13 @@ def _torch(shape: Size) -> list[Entry]:
 def _packages(shape: Size) -> list[Entry]:
     kind = "SO" if shape[-2] == shape[-1] else "Stiefel"
     found = [
-        Entry(f"geotorch {triv}", f"geotorch.{kind}(size, triv={triv!r})", partial(_geotorch, shape, triv), package="geotorch")
+        Entry(
+            f"geotorch {triv}",
+            f"geotorch.{kind}(size, triv={triv!r})",
+            partial(_geotorch, shape, triv),
+            package="geotorch",
+            why_not=lambda *_: _too_large(shape),
+        )
         for triv in ("expm", "cayley")
     ]
     # A step on the manifold is not differentiated: it takes the place of a backward pass through a map.
@@ -106,6 +120,7 @@ def _packages(shape: Size) -> list[Entry]:
             partial(_geoopt, shape, manifold),
             package="geoopt",
             differentiable=False,
+            why_not=lambda *_, whole=label == "cayley step": _too_large(shape) if whole else None,
         )
         for label, manifold in (("cayley step", "CanonicalStiefel"), ("qr step", "EuclideanStiefel"))
     ]
@@ -136,6 +151,11 @@ def _function(
         return Case(call, (x,), call, orthogonality_error)
 
     return Entry(name, about, make, package=package)
+
+
+def _too_large(shape: Size) -> str | None:
+    n, m = shape[-2:]
+    return f"it forms N x N matrices, and N = {n} is above the {LARGEST} tried" if n > max(m, LARGEST) else None
 
 
 def _std(shape: Size) -> float:
