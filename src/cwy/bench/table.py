@@ -45,7 +45,7 @@ def detail(rows: Sequence[Row], baseline: str, steps: int | None = None) -> Tabl
     """
     timed = sorted((row for row in rows if seconds(row)), key=lambda row: seconds(row) or 0)
     reference = next((row for row in timed if row.entry == baseline), None)
-    headings = ("forward\nms", "fwd+bwd\nms", "±", f"× {baseline}".replace(", ", ",\n"), "peak\nMB", "error", "grad.\nerror")
+    headings = ("forward\nms", "fwd+bwd\nms", "±", f"×\n{baseline}".replace(", ", ",\n"), "peak\nMB", "error", "grad.\nerror")
     view = blank(f"Size {rows[0].size}", "entry", *headings, "orth.\nerror" if steps is None else "µs a\nstep")
     for row in timed:
         low, high, middle = (
