@@ -2,6 +2,7 @@
 
 import re
 import sys
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from matplotlib.image import imread
 
 import cwy
 from cwy.bench import BENCHES
+from cwy.bench.peers import PEERS
 from cwy.bench.rows import read_csv
 from tests.test_cli import COMMAND, run
 
@@ -28,6 +30,11 @@ def test_advice_follows_from_its_table_and_can_be_taken(given, steps, tmp_path):
     for code in re.findall(r"cwy\.(?:orthogonal|nn\.OrthogonalRNN)\(.*?\)(?= [FA])", flat):
         made = eval(code, {"cwy": cwy, "torch": torch, "inputs": 5})
         assert cwy.orthogonality_error(made.weight if steps is None else made.weight_hh_l0) < 1e-5
+    for code in re.findall(r"chart = cwy.*?multiply\(free, x\)", flat):
+        given = {"cwy": cwy, "torch": torch, "x": torch.randn(4, 24)}
+        exec(code, given)
+        torch.testing.assert_close(given["y"].norm(dim=-1), given["x"].norm(dim=-1))
+    assert ("backends" in flat) == (steps is not None)
     assert not list(tmp_path.iterdir())
 
 
@@ -59,6 +66,8 @@ def test_all_runs_every_benchmark_and_ends_with_a_table_and_a_picture(tmp_path):
     done = run(sys.executable, "-c", small, "bench", "all", "--quick", "--threads", "1", "--seed", "3", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert max(map(len, done.stdout.splitlines())) <= 80
+    absent = [peer for peer in PEERS if not find_spec(peer)]
+    assert ("Not installed, so not timed: " + ", ".join(sorted(absent)) in done.stdout) == bool(absent)
     ending = done.stdout[done.stdout.index("Forward + backward") :]
     for name, bench in BENCHES.items():
         rows = read_csv(tmp_path / "bench" / f"{name}.csv")

@@ -24,6 +24,7 @@ def bench(*arguments, cwd, name="matrix"):
     ("name", "sizes", "entries", "pictures"),
     [
         ("matrix", {"8": (8,), "16": (16,), "24x4": (24, 4)}, matrix.entries, ["matrix.png", "matrix-NxM.png"]),
+        ("matrix", {"3x8x8": (3, 8, 8), "2x16x4": (2, 16, 4)}, matrix.entries, ["matrix-BxNxM.png"]),
         ("multiply", {"8x8x2": (8, 8, 2), "16x4x8": (16, 4, 8)}, multiply.entries, ["multiply.png"]),
     ],
 )
@@ -54,7 +55,8 @@ def test_a_quick_run_ends_with_a_table_rows_and_a_picture(name, sizes, entries, 
     [
         (["--sizes", "64,12by4"], "'12by4' is not a size. Give N (e.g. 512) or NxM"),
         (["--sizes", "4x64"], "M = 64 is above N = 4"),
-        (["--sizes", "64x4x2"], "'64x4x2' is not a size"),
+        (["--sizes", "64x4x8"], "M = 8 is above N = 4"),
+        (["--sizes", "64x4x2x2"], "'64x4x2x2' is not a size"),
         (["--peers", "geotroch"], "Did you mean 'geotorch'"),
         (["--methods", "cwi"], "Did you mean 'cwy'"),
         (["--device", "cqu"], "Did you mean 'cpu'"),
@@ -116,6 +118,14 @@ def test_peers_and_methods_choose_who_takes_part():
     some = names(methods="none", peers="geotorch , torch_householder")
     assert some == {"matmul", "geotorch expm", "geotorch cayley", "torch_householder"}
     assert {e.package for size in ((16,), (16, 4)) for e in matrix.entries(size) if e.group == "peer"} == set(PEERS)
+
+
+def test_what_forms_whole_squares_is_skipped_with_a_reason_where_they_are_large():
+    skipped = {e.name: e.why_not(torch.float32, torch.device("cpu")) for e in matrix.entries((30000, 50))}
+    whole = {name for name, reason in skipped.items() if reason}
+    assert whole == {"orthogonal(matrix_exp)", "orthogonal(cayley)", "geotorch expm", "geotorch cayley", "geoopt cayley step"}
+    assert "N = 30000 is above the 8192 tried" in skipped["geotorch expm"]
+    assert not any(e.why_not(torch.float32, torch.device("cpu")) for e in matrix.entries((4096, 64)))
 
 
 def test_our_entries_follow_the_registry(monkeypatch):

@@ -189,9 +189,9 @@ def test_peak_memory_is_the_most_held_at_once():
 @pytest.mark.parametrize(
     ("module", "sizes", "recorded", "not_recorded"),
     [
-        (matrix, [(64,), (96, 8)], {"matmul", "cwy", "tcwy"}, {"matrix_exp 1"}),
+        (matrix, [(64,), (96, 8), (3, 32, 32)], {"matmul", "cwy", "tcwy"}, {"matrix_exp, angle 1"}),
         (stiefel, [(96, 8)], {"tcwy", "rgd-c-qr"}, set()),
-        (figure1c, [(64,)], {"cwy"}, {"exponential", "cayley"}),
+        (figure1c, [(64,)], {"cwy", "exponential, no sync", "cayley, no sync"}, {"exponential", "cayley"}),
         (figure2, [(64, 8, 4, 6)], {"cwy, torch", "HR, abs"}, set()),
         (table1, [(64, 8, 4, 6)], {"cwy", "hr"}, {"exprnn"}),
     ],

@@ -1,11 +1,13 @@
 """The Benchmarks page says what rows say, and nothing where there are none."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from cwy.bench import BENCHES, page
-from cwy.bench.rows import Row, write_csv
+from cwy.bench.rows import Row, read_csv, write_csv
+from cwy.bench.together import overview
 
 RECORDS = Path(__file__).parents[2] / "results" / "bench"
 WHERE = {
@@ -30,6 +32,8 @@ def records(tmp_path):
             row("exponential", size, exponential * 2e-3, exponential * 5e-3),
             row("cayley", size, cayley * 2e-3, cayley * 5e-3),
         ]
+    rows.append(replace(rows[-2], size="256", status="failed", reason="result is off", forward=None, both=None))
+    rows += [replace(one, size="256") for one in rows[:2]]
     (tmp_path / "here").mkdir()
     write_csv(rows, tmp_path / "here" / "figure1c.csv")
     return tmp_path
@@ -37,7 +41,7 @@ def records(tmp_path):
 
 def test_claims_are_the_ratios_of_the_rows(records):
     exponential, cayley = [line for line in page.claims(records).splitlines() if "A CPU" in line]
-    assert "| 64 to 128 | 40× to 900× | 40× to 900× | none |" in exponential
+    assert "| 64 to 128; failed at 256: result is off | 40× to 900× | 40× to 900× | none |" in exponential
     assert "| 64 to 128 | 0.50× to 3.0× | 0.50× to 3.0× | 64 |" in cayley
     assert "HR" not in page.claims(records)
 
@@ -45,8 +49,10 @@ def test_claims_are_the_ratios_of_the_rows(records):
 def test_a_section_says_who_is_faster_and_what_was_not_measured(records, tmp_path):
     told = page.section(records, "figure1c")
     assert "### A CPU, 2 threads" in told
-    assert "At 64, cwy takes 5.00 ms forward + backward, 1.7 times matmul. Faster: cayley (0.50×)." in told
-    assert "At 128, cwy takes 5.00 ms forward + backward, 1.7 times matmul. No peer is faster." in told
+    takes = "cwy takes 5.00 ms forward + backward, 1.7 times matmul, at 200% of the rate of matmul (forward)"
+    assert f"At 64, {takes}. Faster: cayley (0.50×)." in told
+    assert f"At 128, {takes}. No rival is faster." in told
+    assert "- failed: exponential at 256: result is off." in told
     assert page.section(records, "figure2") == "No record yet: `cwy bench figure2`."
     assert page.claims(tmp_path / "nowhere") == "No record yet."
     page.draw(records, tmp_path)
@@ -56,8 +62,38 @@ def test_a_section_says_who_is_faster_and_what_was_not_measured(records, tmp_pat
 
 def test_the_limit_is_the_work_at_the_products_rate(records):
     (rows,) = page.records(records, "figure1c").values()
-    assert page.figure.limit(rows, "cwy", "forward") == pytest.approx({"64": 4e-3, "128": 4e-3})
-    assert page.figure.limit(rows, "cwy", "both_graph") == pytest.approx({"64": 1e-2, "128": 1e-2})
+    assert page.figure.limit(rows, "cwy", "forward") == pytest.approx(dict.fromkeys(("64", "128", "256"), 4e-3))
+    assert page.figure.limit(rows, "cwy", "both") == pytest.approx(dict.fromkeys(("64", "128", "256"), 1e-2))
+    assert page.figure.limit(rows, "cwy", "both_graph") == {}
+    floor, ours = (replace(one, forward_graph=5e-4, both_graph=1e-3) for one in rows[:2])
+    assert page.figure.limit([floor, ours], "cwy", "both_graph") == pytest.approx({"64": 5e-3})
+    floor = replace(floor, both_flops=6 * 10**6)
+    assert page.figure.limit([floor, ours], "cwy", "both_graph") == pytest.approx({"64": 1e-2 / 3})
+    near = replace(floor, entry="as much", forward_flops=8 * 10**6, both_flops=25 * 10**6)
+    assert "at 80% of the rate of as much (forward + backward as a CUDA graph)" in page.table.findings(
+        [floor, near, ours], "cwy"
+    )
+
+
+def test_graphs_are_compared_with_graphs(records):
+    path = records / "here" / "figure1c.csv"
+    rows = [replace(one, both_graph=1e-3) if one.entry == "cwy" else one for one in read_csv(path)]
+    write_csv(rows, path)
+    assert "40× to 900×; ours alone as a CUDA graph 200× to 4500× |" in page.claims(records)
+    write_csv([*rows, row("exponential, no sync", "64", 1e-3, 2e-3, "ours", both_graph=5e-4)], path)
+    (exponential,) = [line for line in page.claims(records).splitlines() if "exponential" in line]
+    assert "40× to 900×; both as CUDA graphs (exponential, no sync) 0.50× | 64 as graphs |" in exponential
+    assert "Faster: exponential, no sync (0.40×), cayley (0.50×)." in page.section(records, "figure1c")
+
+
+@pytest.mark.parametrize(("bench", "ours", "rival"), [("figure2", "cwy, torch", "HR, abs"), ("table1", "cwy", "hr")])
+def test_methods_are_rivals_where_methods_are_compared(bench, ours, rival):
+    rows = [row(ours, "8", 1.0, 2.0, "ours"), row("cwy, cuda", "8", 1.0, 1.0, "ours"), row(rival, "8", 1.0, 6.0, "ours")]
+    rows = [replace(one, bench=bench) for one in rows]
+    assert page.table.findings(rows, ours).endswith(f"No rival is faster. Slower: {rival} (3.0×).")
+    (cells,) = zip(*(column.cells for column in overview({bench: (ours, rows)}).columns), strict=True)
+    assert cells[2:] == (f"{rival}\n3.0×",) * 2
+    assert page.table.findings([replace(one, bench="matrix") for one in rows], ours).endswith("forward + backward.")
 
 
 @pytest.mark.parametrize("bench", BENCHES)
@@ -65,5 +101,6 @@ def test_committed_records_make_a_section(bench):
     told = page.section(RECORDS, bench)
     timed = [row for rows in page.records(RECORDS, bench).values() for row in rows if row.status == "ok"]
     assert timed or told.startswith("No record yet")
+    assert "e+" not in told
     for row in timed:
         assert any(f"| {row.entry}" in line and f" {page.table.ms(row.forward)} |" in line for line in told.splitlines()), row

@@ -17,9 +17,9 @@ ROW = st.builds(Row, forward=NUMBER, both=NUMBER, error=NUMBER, load=NUMBER)
 @st.composite
 def sizes_of(draw, forms):
     n = draw(st.integers(1, 10**6))
-    limits = {"N": n, "B": 10**6}
+    limits = {"B": 10**6}
     letters = draw(st.sampled_from(forms)).split("x")
-    return (n, *(draw(st.integers(1, limits.get(letter, n))) for letter in letters[1:]))
+    return tuple(n if letter == "N" else draw(st.integers(1, limits.get(letter, n))) for letter in letters)
 
 
 @pytest.mark.parametrize("name", BENCHES)
@@ -53,6 +53,7 @@ def test_sizes_are_right_or_refused_by_name(name, text):
 def test_default_sizes_are_valid(name):
     assert parse_sizes(BENCHES[name].sizes, BENCHES[name].forms)
     assert parse_sizes(BENCHES[name].quick, BENCHES[name].forms)
+    assert not BENCHES[name].gpu or parse_sizes(BENCHES[name].gpu, BENCHES[name].forms)
 
 
 @given(st.lists(ROW, max_size=3))

@@ -26,6 +26,7 @@ class Bench:
         gpu: those it runs by default on a GPU, where they differ.
         nonlinearities: those it runs by default, if it takes several; else empty.
         counts: whether operations are counted.
+        between: whether it compares methods of the library: then the others are rivals, as peers are.
         means: whether its picture shows means and their standard errors, as the paper's does, not medians and quartiles.
     """
 
@@ -37,6 +38,7 @@ class Bench:
     gpu: str = ""
     nonlinearities: str = ""
     counts: bool = True
+    between: bool = False
     means: bool = False
 
 
@@ -45,11 +47,11 @@ BENCHES = {
     for bench in (
         Bench(
             "matrix",
-            "Forming an orthogonal matrix.",
-            ("N", "NxM"),
+            "Forming an orthogonal matrix, or a batch of B.",
+            ("N", "NxM", "BxNxM"),
             "64,128,256,512,1024,4096x64",
             "64,256,512",
-            gpu="64,128,256,512,1024,2048,4096,4096x64",
+            gpu="64,128,256,512,1024,2048,4096,4096x64,64x128x128",
         ),
         Bench(
             "multiply",
@@ -65,7 +67,7 @@ BENCHES = {
             ("NxM",),
             "288x32,576x64,1152x128",
             "288x32,576x64,1152x128",
-            gpu="1152x128,4096x64",
+            gpu="1152x128,4096x64,30000x50",
         ),
         Bench(
             "rnn",
@@ -84,6 +86,7 @@ BENCHES = {
             "64,128,256,512,1024",
             "64,128,256,512",
             gpu="64,128,256,512,1024,2048,4096",
+            between=True,
             means=True,
         ),
         Bench(
@@ -93,6 +96,7 @@ BENCHES = {
             "1024x16x64x20,1024x32x64x20,1024x64x64x20,1024x128x64x20",
             "256x8x32x20,256x16x32x20,256x32x32x20",
             counts=False,
+            between=True,
         ),
         Bench(
             "table1",
@@ -101,6 +105,7 @@ BENCHES = {
             "256x64x16x50,512x64x16x50",
             "128x32x16x20,256x32x16x20",
             gpu="256x64x64x50,512x64x64x50,1024x64x64x50",
+            between=True,
         ),
     )
 }

@@ -54,8 +54,10 @@ def ask(
         raise ValueError(f"--dtype: {dtype!r} is not known. {near(dtype, DTYPES)}")
     counts = _counts(reflections or FEWER, n, strict=reflections is not None)
     size = (n, batch) if steps is None else (n, batch, steps)
-    what = "A product with a batch of vectors." if steps is None else f"A recurrence over {steps} steps, {f}."
-    bench = Bench("advise", f"{what} Methods, reflections and backends.", ("NxB", "NxBxT"), "", "", counts=False)
+    what = "A product with a batch of vectors. Methods and reflections."
+    if steps is not None:
+        what = f"A recurrence over {steps} steps, {f}. Methods, reflections and backends."
+    bench = Bench("advise", what, ("NxB", "NxBxT"), "", "", counts=False)
     entries = partial(advise.entries, nonlinearity=f, reflections=counts)
     where, kind = find_device(device), getattr(torch, dtype)
     serves = lambda entry: entry.why_not(kind, where) is None

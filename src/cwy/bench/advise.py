@@ -1,4 +1,4 @@
-"""``cwy bench advise``: which method, how many reflections and which backend are fastest here, for one size.
+"""``cwy bench advise``: which method and how many reflections are fastest here, for one size; of a recurrence, which backend.
 
 Without steps, N x N weights are multiplied by a batch of B vectors; with T steps, they are the transition of a recurrence. On
 the clock is all that a training step computes anew: the weight from its free parameters, and what is done with it.
@@ -50,7 +50,8 @@ class Candidate:
         given = f"method={self.method.name!r}" + "".join(f", {key}={value}" for key, value in self.options.items())
         if self.how == "unformed":
             count = "".join(f", {key}={value}" for key, value in self.options.items())
-            return f"cwy.METHODS[{self.method.name!r}].build({n}{count}).multiply(free, x)"
+            chart = f"chart = cwy.METHODS[{self.method.name!r}].build({n}{count})"
+            return f"{chart}; free = torch.nn.Parameter(chart.sample()); y = chart.multiply(free, x)"
         if not steps:
             return f"cwy.orthogonal(torch.nn.Linear({n}, {n}), {given})"
         return f"cwy.nn.OrthogonalRNN(inputs, {n}, nonlinearity={nonlinearity!r}, {given}, backend={self.backend!r})"

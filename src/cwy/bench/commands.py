@@ -129,7 +129,7 @@ def advise(
     threads: Threads = None,
     seed: Seed = 0,
 ) -> None:
-    """Which method, how many reflections and which backend are fastest on this machine, for one size.
+    """Which method and how many reflections are fastest on this machine, for one size; of a recurrence, which backend.
 
     Times a step of training, from the free parameters: the product with a batch of vectors or, with --steps, a recurrence.
     """

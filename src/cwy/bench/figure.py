@@ -13,7 +13,7 @@ from matplotlib.ticker import NullLocator
 from ..terminal import whole
 from .rows import Row
 from .sizes import Size, show
-from .table import KINDS, field, seconds, times
+from .table import KINDS, field, product, rate, seconds, times
 
 # Colours that colour-blind readers can tell apart: one of Okabe and Ito's for the first of ours, then Tol's "muted".
 BLUE, SKY, ORANGE = "#0072B2", "#88CCEE", "#E69F00"
@@ -118,15 +118,16 @@ def _spread(timed: Sequence[Row], kind: str, means: bool) -> tuple[list[float], 
 
 
 def limit(rows: Sequence[Row], baseline: str, kind: str) -> dict[str, float]:
-    """Seconds that the operations of an entry would take at the rate of the plain product of its size, by size."""
-    kind = kind.removesuffix("_graph")
-    work = f"{kind}_flops"
-    floors = {row.size: row for row in rows if row.group == "floor" and row.forward and row.forward_flops}
-    return {
-        row.size: getattr(row, work) * (floors[row.size].forward or 0) / (floors[row.size].forward_flops or 1)
-        for row in rows
-        if row.entry == baseline and row.size in floors and getattr(row, work)
-    }
+    """Seconds that the operations of an entry would take at the rate of the plain product of its size, by size.
+
+    A graph's limit is by the product's own graph. Where only the operations of its forward pass are known, that is its rate.
+    """
+    work, found = f"{kind.removesuffix('_graph')}_flops", {}
+    for row in rows:
+        floor = product(rows, row) if row.entry == baseline and getattr(row, work) else None
+        if floor and (most := rate(floor, kind) or rate(floor, kind.replace("both", "forward"))):
+            found[row.size] = getattr(row, work) / most
+    return found
 
 
 def _styles(rows: Sequence[Row], baseline: str) -> dict[str, dict[str, Any]]:
@@ -154,7 +155,7 @@ def _styles(rows: Sequence[Row], baseline: str) -> dict[str, dict[str, Any]]:
                 "markerfacecolor": "white",
             }
         else:
-            styles[entry] = {"color": "black", "linestyle": ":", "linewidth": 1.5}
+            styles[entry] = {"color": ("black", "0.5")[i % 2], "linestyle": ":", "linewidth": 1.5}
     return styles
 
 

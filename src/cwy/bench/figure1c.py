@@ -5,14 +5,19 @@ As in the paper, reflection vectors have standard normal entries, and skew-symme
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
+from ..ops.exponential import exponential
+from ..ops.skew import cayley
 from ..testing import orthogonality_error
 from . import matrix
 from .entry import Case, Entry, gaussian
 from .sizes import Size
 
+Map = Callable[[Tensor], Tensor]
 OURS = ("cwy", "cwy L=N/4", "cwy L=128")
 
 
@@ -21,7 +26,9 @@ def baseline(size: Size, device: str) -> str:
 
 
 def entries(size: Size) -> list[Entry]:
-    """CWY, as it is and as the paper's code had it; its rivals; one product, and Q of fewer reflections, for scale."""
+    """CWY, as it is and as the paper's code had it; its rivals, as torch has them and as ours, which never wait for the
+    device, so that a CUDA graph can hold them; one product, and Q of fewer reflections, for scale.
+    """
     (n,) = size
     floor, *ours = [entry for entry in matrix.entries(size) if entry.group == "floor" or entry.name in OURS]
     solved = "I - U S⁻¹ Uᵀ by torch.linalg.solve_triangular; autograd"
@@ -31,6 +38,8 @@ def entries(size: Size) -> list[Entry]:
         _of(n, "cwy, one solve", solved, _solved),
         _of(n, "exponential", "torch.matrix_exp(X - Xᵀ)", lambda x: torch.matrix_exp(x - x.mT)),
         _of(n, "cayley", "torch.linalg.solve(I + A/2, I - A/2) with A = X - Xᵀ", _cayley),
+        _waitless(n, "exponential", "exprnn", "cwy.ops.exponential", exponential, torch.matrix_exp),
+        _waitless(n, "cayley", "scornn", "cwy.ops.skew.cayley", cayley, cayley),
     ]
 
 
@@ -39,6 +48,15 @@ def _of(n: int, name: str, about: str, call) -> Entry:
         return Case(call, (gaussian(n, n, dtype=dtype, device=device),), call, orthogonality_error)
 
     return Entry(name, about, make)
+
+
+def _waitless(n: int, rival: str, method: str, name: str, call: Map, truth: Map) -> Entry:
+    def make(dtype: torch.dtype, device: torch.device) -> Case:
+        x = gaussian(n, n, dtype=dtype, device=device)
+        return Case(lambda x: call(x - x.mT), (x,), lambda x: truth(x - x.mT), orthogonality_error)
+
+    about = f"{name}(X - Xᵀ), which does not wait for the device"
+    return Entry(f"{rival}, no sync", about, make, group="ours", method=method, package="cwy")
 
 
 def _cayley(x: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ LIMITED = ("cwy", "tcwy")
 
 
 def count(entry: Entry, case: Case, dtype: torch.dtype) -> dict[str, int]:
-    """Operations of the forward pass and, of the paper's methods, of forward and backward, by the fields of a row.
+    """Operations of the forward pass and, of the paper's methods and plain products, of both, by the fields of a row.
 
     Shapes are enough for most; without values ours are made of torch's own operations. A number is one of the method's, real
     or complex.
@@ -48,7 +48,7 @@ def _count(entry: Entry, call: Callable[..., Tensor], inputs: Sequence[Tensor]) 
 
     with torch.no_grad():
         found = {"forward_flops": _total(lambda: call(*leaves))}
-    if entry.method in LIMITED:
+    if entry.method in LIMITED or (entry.group == "floor" and entry.differentiable):
         found["both_flops"] = _total(both)
     return {name: total for name, total in found.items() if total}
 

@@ -1,4 +1,4 @@
-"""The benchmark ``matrix``: from free parameters to an orthogonal N x N, or an orthonormal N x M, matrix."""
+"""The benchmark ``matrix``: from free parameters to an orthogonal N x N, or orthonormal N x M, matrix, or a batch of B."""
 
 from __future__ import annotations
 
@@ -19,9 +19,13 @@ from .entry import Case, Entry, gaussian
 from .ours import case, serving, takes, weight_dtype
 from .sizes import Size
 
+LARGEST = 8192
+"""N up to which what forms N x N matrices on its way to N x M ones is tried."""
+
 
 def baseline(size: Size, device: str) -> str:
-    return "cwy" if len(size) == 1 else "tcwy"
+    *_, n, m = _shape(size)
+    return "cwy" if n == m else "tcwy"
 
 
 def entries(size: Size) -> list[Entry]:
@@ -29,19 +33,27 @@ def entries(size: Size) -> list[Entry]:
 
     Skew-symmetric matrices are Gaussian, their largest angle about 1 radian unless the entry says otherwise.
     """
-    n, m = size[0], size[-1]
-    return [_floor(n, m), *_ours(n, m), *_torch(n, m), *_packages(n, m)]
+    shape = _shape(size)
+    return [_floor(shape), *_ours(shape), *_torch(shape), *_packages(shape)]
 
 
-def _ours(n: int, m: int) -> list[Entry]:
-    found = []
+def _shape(size: Size) -> Size:
+    """``(*, N, M)``, of the weight."""
+    return size * 2 if len(size) == 1 else size
+
+
+def _ours(shape: Size) -> list[Entry]:
+    *batch, n, m = shape
+    given, found = {"batch": tuple(batch)} if batch else {}, []
     for name, method in serving(n, m).items():
-        found.append(_method(name, method, n, m, {}))
+        found.append(_method(name, method, n, m, given))
         # Fewer reflections are a choice that square weights have.
         if method.kind == "square" and takes(method, "reflections"):
             fewer = {"L=N/4": n // 4} | ({"L=128": 128} if n > 512 else {})
             found += [
-                _method(f"{name} {label}", method, n, m, {"reflections": count}) for label, count in fewer.items() if count
+                _method(f"{name} {label}", method, n, m, given | {"reflections": count})
+                for label, count in fewer.items()
+                if count
             ]
     return found
 
@@ -55,36 +67,49 @@ def _method(name: str, method: Method, n: int, m: int, options: dict) -> Entry:
     return Entry(name, about, make, group="ours", method=method.name, package="cwy")
 
 
-def _torch(n: int, m: int) -> list[Entry]:
-    square = n == m
-    peer = partial(_function, n, m)
+def _torch(shape: Size) -> list[Entry]:
+    square = shape[-2] == shape[-1]
+    peer = partial(_function, shape)
     found = [
-        Entry(f"orthogonal({kind})", f"torch.nn.utils.parametrizations.orthogonal(layer, orthogonal_map={kind!r})", make)
-        for kind, make in ((kind, partial(_torch_orthogonal, n, m, kind)) for kind in ("matrix_exp", "cayley", "householder"))
+        Entry(
+            f"orthogonal({kind})",
+            f"torch.nn.utils.parametrizations.orthogonal(layer, orthogonal_map={kind!r})",
+            partial(_torch_orthogonal, shape, kind),
+            why_not=lambda *_, whole=kind != "householder": _too_large(shape) if whole else None,
+        )
+        for kind in ("matrix_exp", "cayley", "householder")
     ]
     if square:
         found += [
             peer(
-                "matrix_exp 1", "torch.matrix_exp of a skew matrix, largest angle about 1", lambda x: torch.matrix_exp(_skew(x))
+                "matrix_exp, angle 1",
+                "torch.matrix_exp of a skew matrix, largest angle about 1",
+                lambda x: torch.matrix_exp(_skew(x)),
             ),
             peer(
-                "matrix_exp 0.01",
+                "matrix_exp, angle 0.01",
                 "torch.matrix_exp of a skew matrix, largest angle about 0.01",
                 lambda x: torch.matrix_exp(0.01 * _skew(x)),
             ),
             peer("cayley solve", "torch.linalg.solve(I + A/2, I - A/2)", _cayley),
         ]
     found += [
-        Entry("linalg.qr", "the Q of torch.linalg.qr, of a well-conditioned matrix", partial(_qr, n, m)),
+        Entry("linalg.qr", "the Q of torch.linalg.qr, of a well-conditioned matrix", partial(_qr, shape)),
         peer("householder_product", "torch.linalg.householder_product of unit lower-triangular vectors", _householder_product),
     ]
     return found
 
 
-def _packages(n: int, m: int) -> list[Entry]:
-    kind = "SO" if n == m else "Stiefel"
+def _packages(shape: Size) -> list[Entry]:
+    kind = "SO" if shape[-2] == shape[-1] else "Stiefel"
     found = [
-        Entry(f"geotorch {triv}", f"geotorch.{kind}(size, triv={triv!r})", partial(_geotorch, n, m, triv), package="geotorch")
+        Entry(
+            f"geotorch {triv}",
+            f"geotorch.{kind}(size, triv={triv!r})",
+            partial(_geotorch, shape, triv),
+            package="geotorch",
+            why_not=lambda *_: _too_large(shape),
+        )
         for triv in ("expm", "cayley")
     ]
     # A step on the manifold is not differentiated: it takes the place of a backward pass through a map.
@@ -92,36 +117,49 @@ def _packages(n: int, m: int) -> list[Entry]:
         Entry(
             f"geoopt {label}",
             f"geoopt.{manifold}(): proju, then retr; one step from a point, no map to differentiate",
-            partial(_geoopt, n, m, manifold),
+            partial(_geoopt, shape, manifold),
             package="geoopt",
             differentiable=False,
+            why_not=lambda *_, whole=label == "cayley step": _too_large(shape) if whole else None,
         )
         for label, manifold in (("cayley step", "CanonicalStiefel"), ("qr step", "EuclideanStiefel"))
     ]
     orgqr = lambda x: import_module("torch_householder").torch_householder_orgqr(x)
     about = "torch_householder_orgqr of Gaussian vectors"
-    found.append(_function(n, m, "torch_householder", about, orgqr, std=1.0, package="torch_householder"))
+    found.append(_function(shape, "torch_householder", about, orgqr, std=1.0, package="torch_householder"))
     return found
 
 
-def _floor(n: int, m: int) -> Entry:
+def _floor(shape: Size) -> Entry:
+    *batch, n, m = shape
+
     def make(dtype: torch.dtype, device: torch.device) -> Case:
         like = {"dtype": dtype, "device": device}
-        return Case(torch.matmul, (gaussian(n, m, **like), gaussian(m, m, **like)), torch.matmul, None)
+        return Case(torch.matmul, (gaussian(*shape, **like), gaussian(*batch, m, m, **like)), torch.matmul, None)
 
-    return Entry("matmul", f"one product, {n} x {m} by {m} x {m}", make, group="floor")
+    each = f" for each of {batch[0]}" if batch else ""
+    return Entry("matmul", f"one product{each}, {n} x {m} by {m} x {m}", make, group="floor")
 
 
 def _function(
-    n: int, m: int, name: str, about: str, call: Callable[[Tensor], Tensor], std: float | None = None, package: str = "torch"
+    shape: Size, name: str, about: str, call: Callable[[Tensor], Tensor], std: float | None = None, package: str = "torch"
 ) -> Entry:
-    """An entry of a plain function of an N x M Gaussian matrix; its float64 truth is itself."""
+    """An entry of a plain function of N x M Gaussian matrices; its float64 truth is itself."""
 
     def make(dtype: torch.dtype, device: torch.device) -> Case:
-        x = gaussian(n, m, std=0.5 * n**-0.5 if std is None else std, dtype=dtype, device=device)
+        x = gaussian(*shape, std=_std(shape) if std is None else std, dtype=dtype, device=device)
         return Case(call, (x,), call, orthogonality_error)
 
     return Entry(name, about, make, package=package)
+
+
+def _too_large(shape: Size) -> str | None:
+    n, m = shape[-2:]
+    return f"it forms N x N matrices, and N = {n} is above the {LARGEST} tried" if n > max(m, LARGEST) else None
+
+
+def _std(shape: Size) -> float:
+    return 0.5 * shape[-2] ** -0.5
 
 
 def _skew(x: Tensor) -> Tensor:
@@ -135,9 +173,10 @@ def _cayley(x: Tensor) -> Tensor:
     return torch.linalg.solve(eye + half, eye - half)
 
 
-def _qr(n: int, m: int, dtype: torch.dtype, device: torch.device) -> Case:
+def _qr(shape: Size, dtype: torch.dtype, device: torch.device) -> Case:
     # Singular values between 1/2 and 3/2: the derivative of QR divides by them.
-    x = torch.eye(n, m, dtype=dtype, device=device) + gaussian(n, m, std=0.25 * n**-0.5, dtype=dtype, device=device)
+    like = {"dtype": dtype, "device": device}
+    x = torch.eye(*shape[-2:], **like) + gaussian(*shape, std=_std(shape) / 2, **like)
     call = lambda x: torch.linalg.qr(x).Q
     return Case(call, (x,), call, orthogonality_error)
 
@@ -147,32 +186,34 @@ def _householder_product(x: Tensor) -> Tensor:
     return torch.linalg.householder_product(v, 2 / (1 + v.square().sum(-2)))
 
 
-def _torch_orthogonal(n: int, m: int, kind: str, dtype: torch.dtype, device: torch.device) -> Case:
-    layer = nn.Linear(m, n, bias=False, dtype=dtype, device=device)
+def _torch_orthogonal(shape: Size, kind: str, dtype: torch.dtype, device: torch.device) -> Case:
+    layer = nn.Module()
+    layer.weight = nn.Parameter(gaussian(*shape, dtype=dtype, device=device))
     parametrizations.orthogonal(layer, orthogonal_map=kind)
     chart = cast(nn.ModuleList, layer.get_submodule("parametrizations.weight"))[0]
-    x = gaussian(n, m, std=0.5 * n**-0.5, dtype=dtype, device=device)
+    x = gaussian(*shape, std=_std(shape), dtype=dtype, device=device)
     if kind == "householder":
         # Its diagonal holds the signs, truncated to integers: at -1 they would jump, at -1.5 they are -1 and stay.
-        x = x.tril(-1) - 1.5 * torch.eye(n, m, dtype=dtype, device=device)
+        x = x.tril(-1) - 1.5 * torch.eye(*shape[-2:], dtype=dtype, device=device)
     return Case(chart, (x,), deepcopy(chart).double(), orthogonality_error)
 
 
-def _geotorch(n: int, m: int, triv: str, dtype: torch.dtype, device: torch.device) -> Case:
+def _geotorch(shape: Size, triv: str, dtype: torch.dtype, device: torch.device) -> Case:
     geotorch = import_module("geotorch")
-    chart = (geotorch.SO if n == m else geotorch.Stiefel)((n, m), triv=triv).to(dtype=dtype, device=device)
+    n, m = shape[-2:]
+    chart = (geotorch.SO if n == m else geotorch.Stiefel)(shape, triv=triv).to(dtype=dtype, device=device)
     # It was drawn in torch's default dtype.
     chart.base.copy_(init.haar(n, dtype=dtype, device=device))
-    x = gaussian(n, m, std=0.5 * n**-0.5, dtype=dtype, device=device)
+    x = gaussian(*shape, std=_std(shape), dtype=dtype, device=device)
     return Case(chart, (x,), deepcopy(chart).double(), orthogonality_error)
 
 
-def _geoopt(n: int, m: int, name: str, dtype: torch.dtype, device: torch.device) -> Case:
+def _geoopt(shape: Size, name: str, dtype: torch.dtype, device: torch.device) -> Case:
     manifold = getattr(import_module("geoopt"), name)()
-    point = init.haar(n, m, dtype=dtype, device=device)
+    point = init.haar(*shape[-2:], dtype=dtype, device=device).expand(shape).contiguous()
 
     def step(at: Tensor, g: Tensor) -> Tensor:
         return manifold.retr(at, manifold.proju(at, g))
 
-    g = gaussian(n, m, std=0.5 * n**-0.5, dtype=dtype, device=device)
+    g = gaussian(*shape, std=_std(shape), dtype=dtype, device=device)
     return Case(partial(step, point), (g,), partial(step, double(point)), orthogonality_error)

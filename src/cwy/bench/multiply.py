@@ -22,14 +22,20 @@ def baseline(size: Size, device: str) -> str:
 
 
 def entries(size: Size) -> list[Entry]:
-    """A free weight as the floor, the methods that multiply without forming Q, Q formed and multiplied, and the peers.
+    """Free weights as the floor, the methods that multiply without forming Q, Q formed and multiplied, and the peers.
 
     ``v (N, L)`` and ``x (B, N)`` are Gaussian and both are differentiated.
     """
     n, count, batch = size
     function = partial(_function, n, count, batch)
     found = [
-        Entry("matmul", f"x @ W.mT with a free {n} x {n} weight", partial(_free_weight, n, batch), group="floor"),
+        Entry("matmul", f"x @ W.mT with a free {n} x {n} weight", partial(_free_weight, n, n, batch), group="floor"),
+        Entry(
+            "matmul to 2L",
+            f"x @ W.mT with a free {2 * count} x {n} weight: about the operations of Q x",
+            partial(_free_weight, n, 2 * count, batch),
+            group="floor",
+        ),
         *_ours(n, count, batch),
         function("cwy, Q formed", "cwy_matrix(v), then x @ Q.mT", _formed, group="ours", method="cwy", package="cwy"),
         function("torch.ormqr", "torch.ormqr of unit lower-triangular vectors", _ormqr),
@@ -86,10 +92,10 @@ def _ormqr(v: Tensor, x: Tensor) -> Tensor:
     return torch.ormqr(v, 2 / (1 + v.square().sum(-2)), x.mT).mT
 
 
-def _free_weight(n: int, batch: int, dtype: torch.dtype, device: torch.device) -> Case:
+def _free_weight(n: int, rows: int, batch: int, dtype: torch.dtype, device: torch.device) -> Case:
     like = {"dtype": dtype, "device": device}
     call = lambda w, x: x @ w.mT
-    return Case(call, (gaussian(n, n, **like), gaussian(batch, n, **like)), call, None)
+    return Case(call, (gaussian(rows, n, **like), gaussian(batch, n, **like)), call, None)
 
 
 def norm_error(x: Tensor, y: Tensor) -> float:

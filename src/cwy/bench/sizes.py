@@ -17,7 +17,7 @@ def parse_sizes(text: str, forms: Sequence[str]) -> list[Size]:
 
     Args:
         text: e.g. "64, 128, 4096x64".
-        forms: those allowed, e.g. ("N", "NxM"). No number may be above the first, N, but a batch B and steps T.
+        forms: those allowed, e.g. ("N", "NxM"). No number may be above N but a batch B and steps T.
 
     Example:
         >>> parse_sizes("4096x64, 64, 128x128", ("N", "NxM"))
@@ -45,12 +45,20 @@ def _parse(one: str, forms: Sequence[str]) -> Size:
     letters = next((form.split("x") for form in forms if form.count("x") == len(size) - 1), None)
     if letters is None or 0 in size:
         raise ValueError(f"--sizes: {one!r} is not a size. Give {_allowed(forms)}, each number at least 1.")
+    n = size[letters.index("N")]
     for letter, value in zip(letters, size, strict=True):
-        if letter not in "BT" and value > size[0]:
-            raise ValueError(f"--sizes: in {one!r}, {letter} = {value} is above N = {size[0]}. Give {_allowed(forms)}.")
+        if letter not in "BT" and value > n:
+            raise ValueError(f"--sizes: in {one!r}, {letter} = {value} is above N = {n}. Give {_allowed(forms)}.")
     return size[:1] if "N" in forms and letters == ["N", "M"] and size[0] == size[1] else size
 
 
 def _allowed(forms: Sequence[str]) -> str:
-    examples = {"N": "512", "NxM": "4096x64", "NxLxB": "4096x64x128", "NxBxT": "190x128x200", "NxLxBxT": "1024x128x64x20"}
+    examples = {
+        "N": "512",
+        "NxM": "4096x64",
+        "BxNxM": "64x128x128",
+        "NxLxB": "4096x64x128",
+        "NxBxT": "190x128x200",
+        "NxLxBxT": "1024x128x64x20",
+    }
     return " or ".join(f"{form} (e.g. {examples[form]})" for form in forms)

@@ -8,6 +8,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
+from . import BENCHES
 from .rows import Row
 from .sizes import Size, show
 
@@ -44,7 +45,7 @@ def detail(rows: Sequence[Row], baseline: str, steps: int | None = None) -> Tabl
     """
     timed = sorted((row for row in rows if seconds(row)), key=lambda row: seconds(row) or 0)
     reference = next((row for row in timed if row.entry == baseline), None)
-    headings = ("forward\nms", "fwd+bwd\nms", "±", f"× {baseline}".replace(", ", ",\n"), "peak\nMB", "error", "grad.\nerror")
+    headings = ("forward\nms", "fwd+bwd\nms", "±", f"×\n{baseline}".replace(", ", ",\n"), "peak\nMB", "error", "grad.\nerror")
     view = blank(f"Size {rows[0].size}", "entry", *headings, "orth.\nerror" if steps is None else "µs a\nstep")
     for row in timed:
         low, high, middle = (
@@ -72,7 +73,7 @@ def costs(rows: Sequence[Row], paper: Mapping[str, tuple[str, float]]) -> Table:
     columns = [[paper[row.entry][1] for row in found], [row.forward_flops for row in found], [row.forward for row in found]]
     least = [min((value for value in column if value), default=1) for column in columns]
     for row, *values in zip(found, *columns, strict=True):
-        shown = (lambda x: f"{x / 1e6:.3g}", lambda x: f"{x / 1e6:.3g}", ms)
+        shown = (_millions, _millions, ms)
         cells = [
             cell
             for value, write, by in zip(values, shown, least, strict=True)
@@ -96,14 +97,34 @@ def findings(rows: Sequence[Row], baseline: str) -> str:
     floor = next((row for row in rows if row.group == "floor" and row.both), None)
     if floor and floor.both:
         told += f", {times(ours.both / floor.both)} times {floor.entry}"
-    ratios = sorted(((seconds(row) or 0) / ours.both, row.entry) for row in rows if row.group == "peer" and seconds(row))
+    told += _share(rows, ours)
+    ratios = sorted(((seconds(row) or 0) / ours.both, row.entry) for row in rivals(rows, baseline))
     named = [f"{name} ({times(ratio)}×)" for ratio, name in ratios]
     faster = sum(ratio < 1 for ratio, _ in ratios)
     if not named:
         return f"{told}."
-    told += f". Faster: {', '.join(named[:faster])}." if faster else ". No peer is faster."
+    told += f". Faster: {', '.join(named[:faster])}." if faster else ". No rival is faster."
     slower = named[faster:]
     return f"{told} Slower: {f'{slower[0]} to {slower[-1]}' if slower[1:] else slower[0]}." if slower else told
+
+
+def rivals(rows: Sequence[Row], baseline: str) -> list[Row]:
+    """The timed rows that the baseline is compared with: peers and, where methods are compared, the other methods."""
+    other = lambda row: row.bench in BENCHES and BENCHES[row.bench].between and _method(row.entry) != _method(baseline)
+    return [row for row in rows if seconds(row) and (row.group == "peer" or (row.group == "ours" and other(row)))]
+
+
+def rate(row: Row, kind: str) -> float | None:
+    """Operations a second, by one kind of time; None where either is not known."""
+    work, duration = getattr(row, f"{kind.removesuffix('_graph')}_flops"), getattr(row, kind)
+    return work / duration if work and duration else None
+
+
+def product(rows: Sequence[Row], ours: Row) -> Row | None:
+    """The plain product of the same size whose operations are most nearly as many."""
+    work = ours.forward_flops or 0
+    floors = [row for row in rows if row.group == "floor" and row.size == ours.size and row.forward and row.forward_flops]
+    return min(floors, key=lambda row: abs((row.forward_flops or 0) - work), default=None)
 
 
 def untimed(rows: Sequence[Row]) -> Text:
@@ -137,6 +158,19 @@ def field(row: Row, kind: str) -> str:
 def seconds(row: Row) -> float | None:
     """What an entry is ranked by: forward and backward, or what it has."""
     return getattr(row, field(row, "both"))
+
+
+def _method(entry: str) -> str:
+    return entry.replace(",", " ").split()[0]
+
+
+def _share(rows: Sequence[Row], ours: Row) -> str:
+    """The rate of ours as a share of a plain product's, by graphs where both have them."""
+    floor = product(rows, ours)
+    for kind in ("both_graph", "both", "forward_graph", "forward"):
+        if floor and (mine := rate(ours, kind)) and (plain := rate(floor, kind)):
+            return f", at {mine / plain:.0%} of the rate of {floor.entry} ({KINDS[kind][0].lower()}{KINDS[kind][1:]})"
+    return ""
 
 
 def _order(rows: Sequence[Row], last: str, of: Callable[[Row], float | None]) -> list[str]:
@@ -173,6 +207,11 @@ def ms(duration: float) -> str:
     """
     value = duration * 1e3
     return f"{value:.0f}" if value >= 99.95 else f"{value:#.3g}".rstrip(".")
+
+
+def _millions(count: float) -> str:
+    value = count / 1e6
+    return f"{value:,.0f}" if value >= 99.95 else f"{value:.3g}"
 
 
 def _error(value: float) -> str:

@@ -15,9 +15,10 @@ from ..terminal import whole
 from . import BENCHES
 from .command import measure, options, write
 from .figure import BLUE, ORANGE, SKY, caption
+from .peers import INSTALL
 from .rows import Row
 from .sizes import show
-from .table import blank, ms, seconds, times
+from .table import blank, ms, rivals, seconds, times
 
 QUICK_SECONDS = 14.0
 """A benchmark's share of the two minutes that ``--quick`` promises; what is begun within it is finished."""
@@ -29,6 +30,7 @@ Last = Mapping[str, tuple[str, list[Row]]]
 def run_all(quick: bool, device: str, threads: int | None, graphs: bool, seed: int, folder: Path, console: Console) -> bool:
     """Measures and writes every benchmark, then shows the whole; returns whether it was stopped before the end."""
     last: dict[str, tuple[str, list[Row]]] = {}
+    missing: set[str] = set()
     stopped = False
     for bench in BENCHES.values():
         chosen = options(bench, None, "all", "all", device, "float32", quick, None, threads, seed, graphs=graphs)
@@ -38,6 +40,7 @@ def run_all(quick: bool, device: str, threads: int | None, graphs: bool, seed: i
             chosen = replace(chosen, sizes=chosen.sizes[:-1] or chosen.sizes, effort=effort)
         rows, stopped = measure(chosen, console)
         threads = torch.get_num_threads()
+        missing |= {row.package for row in rows if row.status == "missing"}
         if rows:
             write(chosen, rows, folder)
             timed = [size for size in chosen.sizes if any(row.size == show(size) and row.both for row in rows)]
@@ -51,20 +54,22 @@ def run_all(quick: bool, device: str, threads: int | None, graphs: bool, seed: i
         draw(last, folder / "all.png")
         print(f"The rows and pictures of each: {folder}\nThe picture: {folder / 'all.png'}")
         console.print(caption(next(iter(last.values()))[1][0]), style="dim")
+    if missing:
+        console.print(f"Not installed, so not timed: {', '.join(sorted(missing))}. {INSTALL}")
     if stopped:
         console.print("Stopped: only what was complete is written.")
     return stopped
 
 
 def overview(last: Last) -> Table:
-    """A row a benchmark: what ours takes at its last size, and the fastest and the slowest peer beside it."""
-    view = blank("Forward + backward, at the largest size timed", "benchmark", "ours", "fastest peer", "slowest peer")
+    """A row a benchmark: what ours takes at its last size, and the fastest and the slowest rival beside it."""
+    view = blank("Forward + backward, at the largest size timed", "benchmark", "ours", "fastest rival", "slowest rival")
     for name, (baseline, rows) in last.items():
         base = next((seconds(row) for row in rows if row.entry == baseline), None)
         cells = [f"{baseline}\n{'–' if base is None else f'{ms(base)} ms'}"]
         if base is not None:
-            peers = sorted(((seconds(row) or 0.0) / base, row.entry) for row in rows if row.group == "peer" and seconds(row))
-            cells += [f"{peer}\n{times(ratio)}×" for ratio, peer in (*peers[:1], *peers[-1:])] or ["–", "–"]
+            found = sorted(((seconds(row) or 0.0) / base, row.entry) for row in rivals(rows, baseline))
+            cells += [f"{rival}\n{times(ratio)}×" for ratio, rival in (*found[:1], *found[-1:])] or ["–", "–"]
         view.add_row(f"{name}\n{rows[0].size}", *cells)
     return view
 
