@@ -151,7 +151,8 @@ def test_on_the_gpu_it_is_the_same(method, reflections):
     source, target = sentences([4, 1, 6], 9), sentences([3, 5, 2], 8)
     expected = torch.cat([g.flatten() for g in _gradients(model, source, target)])
     found = torch.cat([g.flatten().cpu() for g in _gradients(model.cuda(), source.cuda(), target.cuda())])
-    assert (found - expected).norm() < 1e-4 * expected.norm()
+    # cuDNN approximates tanh.
+    assert (found - expected).norm() < (1e-3 if method in ("rnn", "gru", "lstm") else 1e-4) * expected.norm()
 
 
 def _gradients(model, source, target):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
@@ -71,7 +72,9 @@ def run(
     """
     too_slow: dict[str, str] = {}
     begin = time.monotonic()
-    with bounded() if torch.device(where.device).type == "cpu" else nullcontext():
+    with bounded() if torch.device(where.device).type == "cpu" else nullcontext(), warnings.catch_warnings():
+        # What torch says once a call of copies of weights, and of the first product on a thread of autograd's.
+        warnings.filterwarnings("ignore", "RNN module weights are not part|Attempting to run cuBLAS")
         for size in sizes:
             # A size of which only a part fits would compare nothing: none of it is begun late.
             late = size != sizes[0] and time.monotonic() > begin + effort.total / 2

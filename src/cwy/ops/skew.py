@@ -117,8 +117,8 @@ def _quarter_turn(b: Tensor) -> Tensor:
 
 
 def _matrix_exp(a: Tensor) -> Tensor:
-    if a.is_cuda and a.shape[-1] <= LARGEST:
-        return exponential(a)
+    if a.is_cuda and a.shape[-1] <= LARGEST and torch.cuda.is_current_stream_capturing():
+        return exponential(a)  # where torch's may not wait for the device; launched one by one, its many products are slower
     return torch.linalg.matrix_exp(a).contiguous()
 
 
