@@ -37,6 +37,7 @@ def entries(size: Size) -> list[Entry]:
             group="floor",
         ),
         *_ours(n, count, batch),
+        function("cwy_multiply", "the op alone, from vectors", ops.cwy_multiply, group="ours", method="cwy", package="cwy"),
         function("cwy, Q formed", "cwy_matrix(v), then x @ Q.mT", _formed, group="ours", method="cwy", package="cwy"),
         function("torch.ormqr", "torch.ormqr of unit lower-triangular vectors", _ormqr),
     ]

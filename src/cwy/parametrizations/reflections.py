@@ -62,7 +62,8 @@ class ReflectionMap(OrthogonalMap):
         d = d.reshape(*self.batch, *[1] * (x.dim() - 1 - len(self.batch)), self.m)
         if adjoint:
             return self.product_times(v, x, True)[..., : self.m] * d.conj()
-        return self.product_times(v, torch.nn.functional.pad(x * d, (0, self.n - self.m)), False)
+        x = x * d
+        return self.product_times(v, torch.nn.functional.pad(x, (0, self.n - self.m)) if self.n > self.m else x, False)
 
     def free(self, matrix: Tensor) -> Free:
         complex_born = not hasattr(self, "signs")
