@@ -123,7 +123,7 @@ def test_memory_modes_and_last_output(memory, bidirectional):
 
 @pytest.mark.parametrize("f", ["tanh", "abs", "identity", torch.sin])
 def test_output_written_to_in_place_is_never_a_wrong_gradient(f):
-    """Only stored states are read again, and then torch says so, as it does of cuDNN's; all else may be written to."""
+    """Only stored states are read again, and then torch says so; all else may be written to."""
     x = torch.randn(150, 4, 3, dtype=torch.float64)
     for memory, output in itertools.product(("store", "checkpoint", "reversible"), ("all", "last")):
         if memory != "store" and (callable(f) or (memory == "reversible" and f == "tanh")):

@@ -104,7 +104,7 @@ class _Recurrent(nn.Module):
                 )
                 # Rounded to half precision, Q would lose the norm of its states: the factors are float32.
                 narrow = v.dtype in (torch.float16, torch.bfloat16)
-                if narrow or factors_are_cheaper(chart.n, chart.reflections, rows, v.device.type, v.dtype):
+                if narrow or factors_are_cheaper(chart.n, chart.reflections, rows, v.device.type, v.dtype, v.device.index):
                     return ops.wy_factors(v), chart.diagonal(tuple(phase))
         return getattr(self, name), None
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 RADIUS = 0.8  # the norm up to which a polynomial of degree 16 is exact to rounding in float64
-LARGEST = 1024  # the largest matrices for which it is used: above, idle squarings cost more than waiting
+LARGEST = 1024  # the largest matrices that graphs hold so: above, idle squarings cost more than doing without a graph
 
 
 def exponential(a: Tensor) -> Tensor:

@@ -174,6 +174,9 @@ def _prepared(
     return shape.kernel({"MODE": mode, "F": _F[f], **asked}), shape
 
 
+_recorded: list[tuple[Tensor, Tensor]] = []
+
+
 def _kept(tensors: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """The same, which outlive what is launched now: a graph reads them at every replay."""
     if torch.cuda.is_current_stream_capturing():
@@ -182,9 +185,6 @@ def _kept(tensors: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         for tensor in tensors:
             tensor.record_stream(torch.cuda.current_stream(tensor.device))
     return tensors
-
-
-_recorded: list[tuple[Tensor, Tensor]] = []
 
 
 @functools.lru_cache(maxsize=64)

@@ -144,14 +144,8 @@ def rollout(
     for name, value, shape in (("bias", bias, (n,)), ("signs", signs, (n,)), ("weight", weight, (n, rows.shape[-1]))):
         if value is not None and tuple(value.shape) != shape:
             raise ValueError(f"rollout: {name} must be {shape} for states of {n}, got {tuple(value.shape)}.")
-    _check_devices(
-        x=rows,
-        h0=h0,
-        transition=transition[0] if isinstance(transition, WY) else transition,
-        bias=bias,
-        signs=signs,
-        weight=weight,
-    )
+    first = transition.u if isinstance(transition, WY) else transition
+    _check_devices(x=rows, h0=h0, transition=first, bias=bias, signs=signs, weight=weight)
     columns = n if weight is None else weight.shape[-1]
     if rows.shape[-1] != columns or (sizes and sizes[0] != h0.shape[0]):
         raise ValueError(
