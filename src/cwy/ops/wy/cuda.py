@@ -71,7 +71,7 @@ def _thin(v: Tensor) -> bool:
     return v.shape[-1] <= THIN or _small(v)
 
 
-def _beyond(z: Tensor | None, gu: Tensor | None, gt: Tensor | None) -> bool:
+def _beyond(z: Tensor | None, gu: Tensor | None = None, gt: Tensor | None = None) -> bool:
     """Whether a backward must be of ATen ops: for a second derivative, or gradients of the factors, or in a batch of them."""
     return z is None or gu is not None or gt is not None or torch.is_grad_enabled() or why_not(z) is not None
 
@@ -91,6 +91,23 @@ class _Factors(Function):
     backward = autograd._Factors.backward
 
 
+class _Wide(Function):
+    """Small matrices with L >= N, whose gradient takes no T."""
+
+    @staticmethod
+    def forward(ctx, v):
+        u, y, reciprocal, q = fused.forward(v, "matrix")
+        ctx.save_for_backward(v, u, y, reciprocal, q)
+        return q
+
+    @staticmethod
+    def backward(ctx, z):
+        v, u, y, reciprocal, q = ctx.saved_tensors
+        if _beyond(z):
+            return autograd._matrix_backward(v, *_Factors.apply(v), reciprocal, q, z, None, None)
+        return fused.backward(fused.WIDE, u, y, reciprocal, z, q)
+
+
 class _Matrix(Function):
     @staticmethod
     def forward(ctx, v):
@@ -105,7 +122,7 @@ class _Matrix(Function):
         if _beyond(z, gu, gt):
             return autograd._matrix_backward(v, u, t, reciprocal, q, z, gu, gt)
         if _small(u):
-            return fused.backward(fused.NARROW if q is None else fused.WIDE, u, t, reciprocal, z, q)
+            return fused.backward(fused.NARROW, u, t, reciprocal, z)
         return _large_gradient(z, u, t, reciprocal, q, y)
 
 
@@ -202,6 +219,8 @@ def cwy_matrix(v: Tensor) -> Tensor:
     flat = _flat(v)
     if _small(flat) and not (flat.requires_grad and torch.is_grad_enabled()):
         (q,) = fused.forward(flat, "matrix", keep=False)
+    elif _small(flat) and flat.shape[-1] >= flat.shape[-2]:
+        q = _Wide.apply(flat)
     else:
         q = _Matrix.apply(flat)[0]
     return q if v.dim() <= 3 else q.unflatten(0, v.shape[:-2])

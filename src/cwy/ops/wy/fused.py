@@ -33,7 +33,7 @@ def _structure(name: str, pointers: str, sizes: str) -> type[ctypes.Structure]:
 
 # As in the sources of the same names.
 _Forward = _structure("Forward", "v u reciprocal t y out work flags", "batch n l truncated chunks splits groups")
-_Backward = _structure("Backward", "z u t reciprocal q w a b dv work parts flags", "kind batch n l chunks splits groups")
+_Backward = _structure("Backward", "z u factor reciprocal q w a b dv work parts flags", "kind batch n l chunks splits groups")
 _Blocks = _structure("Blocks", "gram t work flags", "batch l width")
 
 
@@ -87,43 +87,43 @@ def forward(v: Tensor, wanted: str, keep: bool = True) -> tuple[Tensor, ...]:
     Args:
         v: ``(*, N, L)``, float32, on an NVIDIA GPU.
         wanted: "factors"; "y" ``(*, N, L)``, that is U T^T; "matrix" ``(*, N, N)``; or "truncated" ``(*, N, L)``.
-        keep: whether to return the factors too.
+        keep: whether to return what the gradient takes, too.
 
     Returns:
-        u, t, the reciprocal norms ``(*, 1, L)``, and what else is wanted; or the last alone.
+        u, t, the reciprocal norms ``(*, 1, L)``, and what else is wanted; or the last alone. Of a matrix with L >= N, y in place of t.
     """
     v, (*batch, n, size) = v.contiguous(), v.shape
-    count, truncated = math.prod(batch), wanted == "truncated"
+    count, truncated, wide = math.prod(batch), wanted == "truncated", keep and wanted == "matrix" and size >= n
     cut = plan("forward.cu", "forward", count, n, size, v.get_device())
     long, square = count * n * size, count * size * size
-    inner = long if wanted == "matrix" else square if truncated else 0
+    inner = square if truncated else long if wanted == "matrix" and not wide else 0
     numbers = count * _padded(size) ** 2 + cut.parts
     work = _workspace(v, cut, numbers, inner if keep else inner + long + count * size)
     address = work.data_ptr()
     flags = address + 8 * numbers
     free = flags + 8 * cut.blocks
     if keep:
-        kept = torch.empty_like(v), v.new_empty((*batch, size, size)), v.new_empty((*batch, 1, size))
-        u, t, reciprocal = (x.data_ptr() for x in kept)
+        kept = torch.empty_like(v), v.new_empty((*batch, n if wide else size, size)), v.new_empty((*batch, 1, size))
+        u, factor, reciprocal = (x.data_ptr() for x in kept)
     else:
-        kept, u, t, reciprocal = (), free + 4 * inner, None, free + 4 * (inner + long)
+        kept, u, factor, reciprocal = (), free + 4 * inner, None, free + 4 * (inner + long)
     results = (v.new_empty((*batch, n, n)) if wanted == "matrix" else torch.empty_like(v),) if wanted != "factors" else ()
     result = results[0].data_ptr() if results else None
-    y, out = (free, result) if inner else (result, None)
+    t, y, out = (None, factor, result) if wide else (factor, free, result) if inner else (factor, result, None)
     pointers = v.data_ptr(), u, reciprocal, t, y, out, address, flags
     cut.launch(_Forward(*pointers, next(_tokens), count, n, size, truncated, cut.chunks, cut.splits, cut.groups))
     return *kept, *results
 
 
 def backward(
-    kind: int, u: Tensor, t: Tensor, reciprocal: Tensor, z: Tensor | None = None, q: Tensor | None = None,
+    kind: int, u: Tensor, factor: Tensor, reciprocal: Tensor, z: Tensor | None = None, q: Tensor | None = None,
     given: tuple[Tensor, ...] = (),
 ) -> Tensor:  # fmt: skip
     """The gradient of the vectors.
 
     Args:
         kind: NARROW (L < N) or WIDE (L >= N) for a matrix, TRUNCATED, or ENDING, where W, A and B are ``given``.
-        u, t, reciprocal: what :func:`forward` returned.
+        u, factor, reciprocal: what :func:`forward` returned, y as the factor if WIDE and else t.
         z: the gradient of the result.
         q: the matrix, if WIDE.
         given: three of ``(*, N, L)``, if ENDING.
@@ -135,13 +135,13 @@ def backward(
     count = math.prod(batch)
     cut = plan("backward.cu", "backward", count, n, size, u.get_device())
     long, square = n * size, size * size
-    floats = {NARROW: square + 4 * long, WIDE: square + 2 * long + n * n, TRUNCATED: 5 * square, ENDING: square}[kind]
+    floats = {NARROW: square + 4 * long, WIDE: square + long + n * n, TRUNCATED: 5 * square, ENDING: square}[kind]
     dv, work = torch.empty_like(u), _workspace(u, cut, cut.parts, count * floats)
     parts = work.data_ptr()
     flags = parts + 8 * cut.parts
     z = None if z is None else z.contiguous()
     w, a, b = (x.data_ptr() for x in given) if given else (None, None, None)
-    pointers = _address(z), u.data_ptr(), t.data_ptr(), reciprocal.data_ptr(), _address(q), w, a, b, dv.data_ptr()
+    pointers = _address(z), u.data_ptr(), factor.data_ptr(), reciprocal.data_ptr(), _address(q), w, a, b, dv.data_ptr()
     places = *pointers, flags + 8 * cut.blocks, parts, flags, next(_tokens)
     cut.launch(_Backward(*places, kind, count, n, size, cut.chunks, cut.splits, cut.groups))
     return dv

@@ -4,8 +4,8 @@
 enum { NARROW, WIDE, TRUNCATED, ENDING };  // L < N; L >= N; the first columns; L < N from given W, A and B
 
 struct Backward {
-  const float *z, *u, *t, *reciprocal;
-  const float* q;   // WIDE
+  const float *z, *u, *factor, *reciprocal;  // the factor is y if WIDE, and else t
+  const float* q;    // WIDE
   float *w, *a, *b;  // ENDING
   float* dv;
   float* work;
@@ -20,10 +20,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) backward(const B
   const int n = of.n, l = of.l, splits = of.splits, chunks = of.chunks;
   const int first = share(grid.group, of.groups, of.batch), batch = share(grid.group + 1, of.groups, of.batch) - first;
   const long nl = (long)n * l, ll = (long)l * l, nn = (long)n * n;
-  const float *const u = of.u + first * nl, *const t = of.t + first * ll, *const reciprocal = of.reciprocal + (long)first * l;
+  const float *const u = of.u + first * nl, *const t = of.factor + first * ll, *const reciprocal = of.reciprocal + (long)first * l;
   const float* const z = of.z + first * (of.kind == TRUNCATED ? nl : nn);
   float* const dv = of.dv + first * nl;
-  float* const work = of.work + first * (of.kind == NARROW ? ll + 4 * nl : of.kind == WIDE ? ll + 2 * nl + nn : of.kind == TRUNCATED ? 5 * ll : ll);
+  float* const work = of.work + first * (of.kind == NARROW ? ll + 4 * nl : of.kind == WIDE ? ll + nl + nn : of.kind == TRUNCATED ? 5 * ll : ll);
   double* const columns = of.parts + first * max((long)chunks * l, splits > 1 ? splits * ll : 0);
   float* const parts = reinterpret_cast<float*>(columns);
 
@@ -77,12 +77,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) backward(const B
       dv[at] = x - a[at] - z_w[at];
     });
   } else if (of.kind == WIDE) {
+    const float* const y = of.factor + first * nl;
     float* const k = work;
-    float* const y = k + batch * ll;
-    float* const x = y + batch * nl;
+    float* const x = k + batch * ll;
     float* const omega = x + batch * nl;
     product<false, false>(grid, batch, n, n, all(n), transposed(of.q + first * nn, n, n), matrix(z, n, n), into(omega, n, n));
-    product<true, true>(grid, batch, n, l, [=](int, int, int j) { return make_int2(j, l); }, matrix(u, n, l), transposed(t, l, l), into(y, n, l));
     grid.meet();
     product<true, false>(
         grid, batch, n, l, all(n),
