@@ -104,7 +104,8 @@ class _Wide(Function):
     def backward(ctx, z):
         v, u, y, reciprocal, q = ctx.saved_tensors
         if _beyond(z):
-            return autograd._matrix_backward(v, *_Factors.apply(v), reciprocal, q, z, None, None)
+            u, t = _Factors.apply(v)
+            return autograd._matrix_backward(v, u, t, reciprocal, q, z, None, None)
         return fused.backward(fused.WIDE, u, y, reciprocal, z, q)
 
 

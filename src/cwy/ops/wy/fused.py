@@ -90,7 +90,7 @@ def forward(v: Tensor, wanted: str, keep: bool = True) -> tuple[Tensor, ...]:
         keep: whether to return what the gradient takes, too.
 
     Returns:
-        u, t, the reciprocal norms ``(*, 1, L)``, and what else is wanted; or the last alone. Of a matrix with L >= N, y in place of t.
+        u, t, the reciprocal norms ``(*, 1, L)``, and what else is wanted; or the last alone. Of a matrix with L >= N y, not t.
     """
     v, (*batch, n, size) = v.contiguous(), v.shape
     count, truncated, wide = math.prod(batch), wanted == "truncated", keep and wanted == "matrix" and size >= n
