@@ -117,9 +117,14 @@ def _quarter_turn(b: Tensor) -> Tensor:
 
 
 def _matrix_exp(a: Tensor) -> Tensor:
-    if a.is_cuda and a.shape[-1] <= LARGEST and torch.cuda.is_current_stream_capturing():
-        return exponential(a)  # where torch's may not wait for the device; launched one by one, its many products are slower
+    if a.is_cuda and a.shape[-1] <= LARGEST and _no_waiting():
+        return exponential(a)  # launched one by one, its many products are slower than torch's
     return torch.linalg.matrix_exp(a).contiguous()
+
+
+def _no_waiting() -> bool:
+    """Whether the host may not wait for the GPU: in a recording, or because torch was told that it is an error."""
+    return torch.cuda.is_current_stream_capturing() or torch.cuda.get_sync_debug_mode() == 2
 
 
 def _cayley(a: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from .. import nvrtc
 
 KERNELS = Path(__file__).parent / "kernels"
 THREADS, SHARED = 256, 40960  # as in grid.cuh and solve.cuh
-GRAM, ONE, MANY = 32, (32, 8), (64, 32)  # sides of tiles as in gram.cuh and grid.cuh, there with the columns summed at once
+ONE, MANY = (32, 8), (64, 32)  # the sides of tiles, and the columns summed at once, as in grid.cuh
 NARROW, WIDE, TRUNCATED, ENDING = range(4)  # as in backward.cu
 LONG = 512  # columns longer than this are cut into parts
 
@@ -58,7 +58,8 @@ def plan(source: str, name: str, count: int, n: int, size: int, device: int, apa
         if many:
             kernel = nvrtc.kernel(KERNELS / source, name, {"MANY": 1}, SHARED)
         fit = kernel.blocks(THREADS)
-    (tile, summed), across = MANY if many else ONE, -(-size // GRAM)
+    tile, summed = MANY if many else ONE
+    across = -(-size // tile)
     groups = min(count, fit) if apart else 1
     room, own = fit // groups, -(-count // groups)
     columns, grams, chunks, splits = own * -(-size // summed), own * across * (across + 1) // 2, 1, 1

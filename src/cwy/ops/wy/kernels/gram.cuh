@@ -2,7 +2,7 @@
 #pragma once
 #include "grid.cuh"
 
-constexpr int AHEAD = 4, GRAM = 32;  // products that wait for memory at once, and the side of a tile
+constexpr int AHEAD = 4, GRAM = TILE;  // products that wait for memory at once, and the side of a tile
 
 // c += a b for 8 x 8 matrices cut in two along k: a lane has c(r, 2q), c(r, 2q + 1), a(r, k) and b(k, r), with r = lane / 4, q = lane % 4,
 // and k any number that is its own in the quad.
@@ -21,10 +21,12 @@ __device__ __forceinline__ void multiply(double2& c, double2& d, double a, doubl
 }
 
 // put(b, i, j, sum over rows k of u(b, k, i) u(b, k, j)) for the tiles of `batch` matrices that are not below the diagonal; b counts
-// the `splits` of the rows of each. A warp has half of a tile and a quarter of the rows.
+// the `splits` of the rows of each. A warp has 32 x 16 of a tile, and a part of the rows.
 template <class Put> __device__ void gram(Grid& grid, int batch, int splits, int n, int l, const float* u, Put put) {
   const int across = (l + GRAM - 1) / GRAM, tiles = across * (across + 1) / 2, each = (n + splits - 1) / splits;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, r = lane / 4, q = lane % 4, part = warp / 2, half = warp % 2;
+  constexpr int ACROSS = GRAM / 16, PLACES = GRAM / 32 * ACROSS, PARTS = THREADS / 32 / PLACES;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, r = lane / 4, q = lane % 4;
+  const int part = warp / PLACES, row = warp % PLACES / ACROSS * 32, column = warp % ACROSS * 16;
   double* const parts = reinterpret_cast<double*>(memory);
   for (; grid.turn < batch * splits * tiles; grid.turn += grid.size) {
     const int b = grid.turn / tiles, from = b % splits * each, to = min(from + each, n);
@@ -37,21 +39,21 @@ template <class Put> __device__ void gram(Grid& grid, int batch, int splits, int
     auto load = [&](int d, int k) {
       auto entry = [=](int i) { return k < to && i < l ? of[(long)k * l + i] : 0.f; };
       #pragma unroll
-      for (int e = 0; e < 4; e++) x[d][e] = entry(i0 + 8 * e + r);
+      for (int e = 0; e < 4; e++) x[d][e] = entry(i0 + row + 8 * e + r);
       #pragma unroll
-      for (int e = 0; e < 2; e++) y[d][e] = entry(j0 + 16 * half + 8 * e + r);
+      for (int e = 0; e < 2; e++) y[d][e] = entry(j0 + column + 8 * e + r);
     };
     const int begin = from + 4 * part;
     #pragma unroll
-    for (int d = 0; d < AHEAD; d++) load(d, begin + 16 * d + q);
-    for (int k = begin; k < to; k += 16 * AHEAD) {
+    for (int d = 0; d < AHEAD; d++) load(d, begin + 4 * PARTS * d + q);
+    for (int k = begin; k < to; k += 4 * PARTS * AHEAD) {
       #pragma unroll
       for (int d = 0; d < AHEAD; d++) {
         #pragma unroll
         for (int e = 0; e < 4; e += 2)
           #pragma unroll
           for (int f = 0; f < 2; f++) multiply(c[e][f], c[e + 1][f], x[d][e], x[d][e + 1], y[d][f]);
-        load(d, k + 16 * (d + AHEAD) + q);
+        load(d, k + 4 * PARTS * (d + AHEAD) + q);
       }
     }
     __syncthreads();
@@ -59,13 +61,13 @@ template <class Put> __device__ void gram(Grid& grid, int batch, int splits, int
     for (int e = 0; e < 4; e++)
       #pragma unroll
       for (int f = 0; f < 2; f++)
-        reinterpret_cast<double2*>(parts + (part * GRAM + 8 * e + r) * GRAM + 16 * half + 8 * f)[q] = c[e][f];
+        reinterpret_cast<double2*>(parts + (part * GRAM + row + 8 * e + r) * GRAM + column + 8 * f)[q] = c[e][f];
     __syncthreads();
-    for (int i = warp; i < GRAM; i += THREADS / 32) {
+    for (int at = threadIdx.x; at < GRAM * GRAM; at += THREADS) {
       double sum = 0;
       #pragma unroll
-      for (int p = 0; p < 4; p++) sum += parts[(p * GRAM + i) * GRAM + lane];
-      put(b, i0 + i, j0 + lane, sum);
+      for (int p = 0; p < PARTS; p++) sum += parts[p * GRAM * GRAM + at];
+      put(b, i0 + at / GRAM, j0 + at % GRAM, sum);
     }
   }
   grid.turn -= batch * splits * tiles;

@@ -2,13 +2,13 @@
 #pragma once
 
 typedef unsigned long long Token;
-constexpr int THREADS = 256, RESIDENT = 2;  // and blocks that a processor is to hold
+constexpr int THREADS = 256, RESIDENT = 2, FEW = 32;  // blocks that a processor is to hold, and that watch each other
 #ifdef MANY  // matrices, which keep all blocks busy with large tiles
-constexpr int COLUMNS = 32, TILE = 64, SLAB = 32, PITCH = TILE + 8;
+constexpr int COLUMNS = 32, TILE = 64, SLAB = 32, TALL = 8;
 #else
-constexpr int COLUMNS = 8, TILE = 32, SLAB = 64, PITCH = TILE + 4;
+constexpr int COLUMNS = 8, TILE = 32, SLAB = 64, TALL = 4;
 #endif
-constexpr int ROWS = THREADS / COLUMNS;
+constexpr int ROWS = THREADS / COLUMNS, BROAD = 4, TEAM = TILE / TALL * (TILE / BROAD), PARTS = THREADS / TEAM, PITCH = TILE + 4;
 
 extern __shared__ __align__(16) unsigned char memory[];
 
@@ -22,21 +22,24 @@ __device__ __forceinline__ Token get(const Token* from) {
 }
 
 // The blocks that share some of the matrices, which take the tiles of a phase in turn. Tokens are new at each call, so that flags
-// need not be cleared first. A graph replayed comes with the same ones: a kernel must meet twice or more, which leaves another than the first.
+// need not be cleared first. A graph replayed comes with the same ones: a kernel must meet twice or more, which leaves others than the first.
 struct Grid {
   const int group, size, index;
-  Token* const flags;  // one for each block: the first says that all have come
+  Token* const flags;  // one for each block; of more than FEW, the first says that all have come
   Token token;
   int turn;
 
   __device__ Grid(Token* flags, Token token, int groups = 1)
       : group(blockIdx.x / (gridDim.x / groups)), size(gridDim.x / groups), index(blockIdx.x % size), flags(flags + group * size),
         token(token), turn(index) {}
+  __device__ ~Grid() {  // leaves
+    if (flags && size > 1 && size <= FEW && threadIdx.x == 0) set(flags + index, token);
+  }
 
   // Waits for all blocks of the group, and sees what they wrote.
   __device__ void meet() {
     __syncthreads();
-    if (size > 1) {
+    if (size > FEW) {
       if (index == 0) {
         for (int i = 1 + threadIdx.x; i < size; i += THREADS)
           while (get(flags + i) != token) {}
@@ -46,6 +49,11 @@ struct Grid {
         set(flags + index, token);
         while (get(flags) != token) {}
       }
+      __syncthreads();
+    } else if (size > 1) {  // each watches all, who may be on their way to the next meeting, or have left
+      if (threadIdx.x == 0) set(flags + index, token);
+      if (threadIdx.x < size)
+        while (get(flags + threadIdx.x) - token > 1) {}
       __syncthreads();
     }
     token++, turn = index;
@@ -103,82 +111,14 @@ template <class Each> __device__ void over_entries(Grid& grid, int count, int ro
   grid.turn -= count * per;
 }
 
-#ifdef MANY
-// c += a b on tensor cores, in TF32: a 16 x 8, b 8 x 8. A lane has c(r, 2q), c(r, 2q + 1) and both 8 rows below; a(r, q) and the one 8
-// rows below, and both 4 columns on; b(q, r) and the one 4 rows below, with r = lane / 4, q = lane % 4.
-__device__ __forceinline__ void multiply(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
-  asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-__device__ __forceinline__ unsigned tf32(float x) {
-  unsigned rounded;
-  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(x));
-  return rounded;
-}
-
-// A tile being added up, of which a warp has 16 x 32. A number is the sum of two of TF32: three products of those have the accuracy of one
-// in float32, and the small ones are added up apart.
-struct Sums {
-  static constexpr int PARTS = 1;
-  const int lane = threadIdx.x % 32, r = threadIdx.x / 64 * 16 + lane / 4, q = lane % 4, column = threadIdx.x / 32 % 2 * 32;
-  float large[4][4] = {}, small[4][4] = {};
-
-  __device__ void add(const float* lefts, const float* rights) {
-    auto cut = [](float x, unsigned& whole, unsigned& rest) { rest = tf32(x - __uint_as_float(whole = tf32(x))); };
-    #pragma unroll 2
-    for (int s = 0; s < SLAB; s += 8) {
-      unsigned a[4], b[2], a_rest[4], b_rest[2];
-      #pragma unroll
-      for (int e = 0; e < 4; e++) cut(lefts[(s + q + e / 2 * 4) * PITCH + r + e % 2 * 8], a[e], a_rest[e]);
-      #pragma unroll
-      for (int f = 0; f < 4; f++) {
-        #pragma unroll
-        for (int e = 0; e < 2; e++) cut(rights[(s + q + e * 4) * PITCH + column + f * 8 + lane / 4], b[e], b_rest[e]);
-        multiply(small[f], a_rest, b), multiply(small[f], a, b_rest), multiply(large[f], a, b);
-      }
-    }
-  }
-  __device__ void store(float* to) const {
-    #pragma unroll
-    for (int f = 0; f < 4; f++)
-      #pragma unroll
-      for (int e = 0; e < 4; e += 2)
-        *reinterpret_cast<float2*>(to + (r + e * 4) * PITCH + column + f * 8 + q * 2) =
-            make_float2(large[f][e] + small[f][e], large[f][e + 1] + small[f][e + 1]);
-  }
-};
-#else
-// A tile being added up in PARTS, each of some of the k and with 4 x 4 entries a thread.
-struct Sums {
-  static constexpr int TEAM = TILE / 4 * (TILE / 4), PARTS = THREADS / TEAM, DEPTH = SLAB / PARTS;
-  const int part = threadIdx.x / TEAM, y = threadIdx.x % TEAM / (TILE / 4) * 4, x = threadIdx.x % (TILE / 4) * 4;
-  float sums[4][4] = {};
-
-  __device__ void add(const float* lefts, const float* rights) {
-    #pragma unroll 4
-    for (int s = part * DEPTH; s < (part + 1) * DEPTH; s++)
-      #pragma unroll
-      for (int i = 0; i < 4; i++)
-        #pragma unroll
-        for (int j = 0; j < 4; j++) sums[i][j] += lefts[s * PITCH + y + i] * rights[s * PITCH + x + j];
-  }
-  __device__ void store(float* to) const {
-    #pragma unroll
-    for (int i = 0; i < 4; i++)
-      #pragma unroll
-      for (int j = 0; j < 4; j++) to[(part * TILE + y + i) * PITCH + x + j] = sums[i][j];
-  }
-};
-#endif
-
 // put(b, i, j, sum over k of left(b, i, k) right(b, k, j)) for every entry of `count` matrices. range(b, i, j) says over which k the
-// tile at (i, j) runs; a tile without any is left out. Each operand says whether its neighbours in memory are along k. The operands are
-// those of matrix b / splits.
+// tile at (i, j) runs; a tile without any is left out. Each operand says whether its neighbours in memory are along k. A block adds
+// up a tile in PARTS, each of some of the k and with TALL x BROAD entries a thread. The operands are those of matrix b / splits.
 template <bool LEFT_ALONG, bool RIGHT_ALONG, class Range, class Left, class Right, class Put>
 __device__ void product(Grid& grid, int count, int rows, int columns, Range range, Left left, Right right, Put put, int splits = 1) {
-  constexpr int LOADS = TILE * SLAB / THREADS, WARPED = TILE / 32;
+  constexpr int LOADS = TILE * SLAB / THREADS, DEPTH = SLAB / PARTS, WARPED = TILE / 32;
   const int down = (rows + TILE - 1) / TILE, across = (columns + TILE - 1) / TILE, total = count * down * across;
+  const int part = threadIdx.x / TEAM, y = threadIdx.x % TEAM / (TILE / BROAD) * TALL, x = threadIdx.x % (TILE / BROAD) * BROAD;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   float* const lefts = reinterpret_cast<float*>(memory);
   float* const rights = lefts + SLAB * PITCH;
@@ -190,8 +130,7 @@ __device__ void product(Grid& grid, int count, int rows, int columns, Range rang
     const int2 k = range(b, i0, j0);
     if (k.x >= k.y) continue;
     const int from = b / splits;
-    float l[LOADS], r[LOADS];
-    Sums sums;
+    float l[LOADS], r[LOADS], sums[TALL][BROAD] = {};
     for (int k0 = k.x;; k0 += SLAB) {  // loads one slab while it adds up the one before
       #pragma unroll
       for (int e = 0; e < LOADS; e++) {
@@ -200,7 +139,15 @@ __device__ void product(Grid& grid, int count, int rows, int columns, Range rang
         l[e] = i < rows && ki < k.y ? left(from, i, ki) : 0;
         r[e] = j < columns && kj < k.y ? right(from, kj, j) : 0;
       }
-      if (k0 > k.x) sums.add(lefts, rights);
+      if (k0 > k.x) {
+        #pragma unroll 4
+        for (int s = part * DEPTH; s < (part + 1) * DEPTH; s++) {
+          #pragma unroll
+          for (int i = 0; i < TALL; i++)
+            #pragma unroll
+            for (int j = 0; j < BROAD; j++) sums[i][j] += lefts[s * PITCH + y + i] * rights[s * PITCH + x + j];
+        }
+      }
       __syncthreads();
       if (k0 >= k.y) break;
       #pragma unroll
@@ -210,14 +157,17 @@ __device__ void product(Grid& grid, int count, int rows, int columns, Range rang
       }
       __syncthreads();
     }
-    sums.store(lefts);
+    #pragma unroll
+    for (int i = 0; i < TALL; i++)
+      #pragma unroll
+      for (int j = 0; j < BROAD; j++) lefts[(part * TILE + y + i) * TILE + x + j] = sums[i][j];
     __syncthreads();
     #pragma unroll
     for (int e = 0; e < TILE * TILE / THREADS; e++) {
       const int i = depth(false, e), j = place(false, e);
       float sum = 0;
       #pragma unroll
-      for (int p = 0; p < Sums::PARTS; p++) sum += lefts[(p * TILE + i) * PITCH + j];
+      for (int p = 0; p < PARTS; p++) sum += lefts[(p * TILE + i) * TILE + j];
       if (i0 + i < rows && j0 + j < columns) put(b, i0 + i, j0 + j, sum);
     }
   }
