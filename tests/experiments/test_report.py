@@ -50,7 +50,7 @@ def test_runs_are_compared_by_task_size_and_setting(runs):
         ("cwy (L = N)", 3), ("cwy (L = 48)", 1), ("exprnn", 1), ("scornn", 3), ("lstm", 1),
     ]  # fmt: skip
     assert first.finding == (
-        "cwy and exprnn learn to recall the symbols, scornn gets under the no-memory baseline, lstm does not"
+        "cwy and exprnn learn to recall the symbols; scornn gets under the no-memory baseline; lstm does not"
     )
 
 

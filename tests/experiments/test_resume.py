@@ -110,6 +110,35 @@ def test_resume_restarts_a_run_without_checkpoint_and_leaves_a_finished_one(whol
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.parametrize("optimizer", ["rmsprop", "adam"])
+def test_a_run_of_a_gpu_goes_on_elsewhere(optimizer, tmp_path):
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    assert train(whole, iterations=20, optimizer=optimizer)[0] == 0
+    shutil.copytree(whole, run)
+    (run / "record.json").unlink()
+    path = Folder(run).last_checkpoint()
+    state = checkpoint.parse(path.read_bytes())
+    for group in state["optimizer"]["param_groups"]:
+        # As a GPU leaves it: its steps are recorded in a graph, and those of Adam are fused.
+        group |= {"capturable": True, **({"fused": True, "foreach": None} if optimizer == "adam" else {})}
+    path.unlink()
+    checkpoint.save(path.parent, 14, state)
+    assert resume(run)[0] == 0
+    assert same(weights(run), weights(whole))
+
+
+def test_tensorboard_shows_every_step_once(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run, ended = tmp_path / "run", loop(tmp_path / "run", iterations=20, save_every=100)
+    ended.model.readout.bias.register_hook(lambda g: None if ended.step < 12 else 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        ended.run()
+    assert resume(run)[0] == 0
+    shown = EventAccumulator(str(run / "tensorboard")).Reload()
+    assert [event.step for event in shown.Scalars("train/loss")] == [5, 10, 15, 20]
+
+
 @pytest.mark.parametrize(("name", "error"), [("config.json", ConfigError), ("metrics.jsonl", RunError)])
 def test_a_damaged_file_is_named(name, error, whole, tmp_path):
     run = tmp_path / "run"

@@ -9,6 +9,7 @@ import torch
 import cwy
 from cwy.experiments.engine import task
 from cwy.experiments.engine.command import RunError
+from cwy.experiments.engine.run import Folder
 
 from .process import arguments, numbers, rows, same, train, weights
 from .process import cwy as run
@@ -85,6 +86,9 @@ def test_the_same_seed_gives_the_same_run(whole, tmp_path):
     assert train(tmp_path / "again")[0] == 0
     assert same(weights(whole), weights(tmp_path / "again"))
     assert numbers(whole) == numbers(tmp_path / "again")
+    for _ in range(8):
+        Folder(tmp_path).write_weights("copy", weights(whole))
+        assert (tmp_path / "copy").read_bytes() == (whole / "weights.safetensors").read_bytes()
 
 
 def test_a_moving_base_keeps_the_weight_and_resumes(tmp_path):

@@ -89,8 +89,9 @@ def train(
 ) -> None:
     """Trains a task of the paper and writes a run folder.
 
-    Several methods or seeds make a sweep: one folder a run, those already finished are skipped. SIGTERM and Ctrl-C save and
-    stop; `cwy resume` goes on. Many GPUs: torchrun --nproc-per-node=K -m cwy train …
+    Several methods or seeds make a sweep: one folder a run, those already
+    finished are skipped. SIGTERM and Ctrl-C save and stop; `cwy resume` goes on.
+    Many GPUs: torchrun --nproc-per-node=K -m cwy train …
 
     Exit status: 0 finished, 1 failed, 2 wrong usage, 3 diverged, 130 or 143 stopped and saved.
     """

@@ -47,7 +47,7 @@ def finding(series: Sequence[Series]) -> str:
     if rest:
         what = "" if better else " beat the no-memory baseline"
         told.append(f"{methods(rest, series)} {'do' if rest[1:] else 'does'} not{what}")
-    return ", ".join(told)
+    return "; ".join(told)
 
 
 def _published(config: Config) -> str | None:

@@ -51,9 +51,9 @@ def read(path: Path) -> bytes:
     return content
 
 
-def parse(content: bytes, device: torch.device | str = "cpu") -> dict[str, Any]:
+def parse(content: bytes) -> dict[str, Any]:
     """The state in a checkpoint's bytes; tensors and plain values alone are read."""
-    return torch.load(io.BytesIO(content), map_location=device, weights_only=True)
+    return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
 
 
 def last(folder: Path, say: Callable[[str], object]) -> bytes:

@@ -36,13 +36,9 @@ class Step:
         self._pool = torch.cuda.graph_pool_handle() if wanted else None
 
     @property
-    def recorded(self) -> bool:
-        return bool(self._graphs)
-
-    @property
     def settled(self) -> bool:
         """Whether all that happens once is behind, but for shapes that come later."""
-        return self.recorded or not self._wanted
+        return bool(self._graphs) or not self._wanted
 
     def __call__(self, batch: Batch) -> None:
         shape = tuple(part.shape for part in batch)

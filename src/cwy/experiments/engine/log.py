@@ -71,4 +71,4 @@ def _board(folder: Path, step: int):
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         return None
-    return SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1 if step else None)
+    return SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)

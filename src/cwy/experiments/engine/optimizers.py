@@ -33,6 +33,13 @@ def build(model: nn.Module, config: Config) -> torch.optim.Optimizer:
     return optimizer
 
 
+def load(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Reads a state dict, perhaps of another device: what is remembered is its, how a step is computed is this device's."""
+    for theirs, ours in zip(state["param_groups"], optimizer.param_groups, strict=True):
+        theirs |= {key: ours[key] for key in ("foreach", "fused", "capturable") if key in ours}
+    optimizer.load_state_dict(state)
+
+
 @torch.no_grad()
 def worst_orthogonality(model: nn.Module) -> float | None:
     """The largest orthogonality error of the model's constrained weights; None if it has none."""

@@ -106,7 +106,8 @@ class Folder:
         state = {key: value.detach().cpu().contiguous() for key, value in weights.items()}
         # Complex tensors as pairs of real ones: safetensors knows complex64 alone, and that not everywhere.
         split = {key: torch.view_as_real(value).contiguous() for key, value in state.items() if value.is_complex()}
-        files.write(self.path / name, save(state | split, {"format": "pt", "complex": json.dumps(sorted(split))}))
+        # One entry of metadata: of several the order is random, and equal weights would be files that differ.
+        files.write(self.path / name, save(state | split, {"complex": json.dumps(sorted(split))}))
 
     def write_file(self, name: str, content: bytes) -> None:
         """Anything else that belongs to the run."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from . import checkpoint
+from . import checkpoint, optimizers
 from .config import ConfigError
 from .distributed import Group
 from .meter import Diverged, Meter, all_finite
@@ -80,7 +80,7 @@ class State:
                 "Put it back, or start another run in another folder."
             )
         model.load_state_dict(whole["model"])
-        optimizer.load_state_dict(whole["optimizer"])
+        optimizers.load(optimizer, whole["optimizer"])
         meter.load_state_dict(whole["meter"])
         for f in fields(self):
             if f.name != "settings":  # the device may be another one

@@ -72,12 +72,12 @@ class Run:
         """The highest logged value of a metric; None if there is none."""
         return max(self.curve(split, metric)[1], default=None)
 
-    def crossing(self, level: float, split: str = "train", metric: str = "loss") -> int | None:
-        """The first iteration with a value at or under the level: the record's, or of the rows logged so far."""
+    def crossing(self, level: float) -> int | None:
+        """The first iteration with a training loss at or under the level: the record's, or of the rows logged so far."""
         recorded = (self.record or {}).get("crossings", {})
         if f"{level:g}" in recorded:
             return recorded[f"{level:g}"]
-        steps, values = self.curve(split, metric)
+        steps, values = self.curve("train", "loss")
         return next((int(step) for step, value in zip(steps, values, strict=True) if value <= level), None)
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import base64
-import os
 from collections.abc import Sequence
 from html import escape
 from itertools import chain
 from pathlib import Path
 
+from ...terminal import whole
 from . import figure
 from .describe import Picture
 from .page import page
@@ -36,7 +36,8 @@ def write(runs: Sequence[Run], out: Path, damaged: Sequence[str] = ()) -> list[P
     }
     files = {PAGE: page(panels, inlined, damaged).encode(), **files}
     for name, content in files.items():
-        _replace(out / name, content)
+        with whole(out / name) as partial:
+            partial.write_bytes(content)
     return [out / name for name in files]
 
 
@@ -59,13 +60,3 @@ def _image(picture: Picture) -> str:
     kind, text = picture.name.rpartition(".")[2], escape(picture.text)
     data = base64.b64encode(picture.content).decode()
     return f'<img src="data:image/{kind};base64,{data}" alt="{text}"><figcaption class="note">{text}</figcaption>'
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Writes a file that appears whole or not at all."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        partial.write_bytes(content)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
