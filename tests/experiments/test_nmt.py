@@ -212,6 +212,8 @@ def test_a_run_goes_on_with_its_own_data_alone(pairs, tmp_path):
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=20)
     file.write_text(pairs.read_text().replace("red", "green"))
+    with pytest.raises(ConfigError, match="data have changed since the run"):
+        said(None, out, held_out=1)
     with pytest.raises(RunError, match="belong to other words"):
         resume(out)
     with pytest.raises(ConfigError, match="the recipe lstm is not for gru"):
@@ -253,6 +255,7 @@ def test_the_report_holds_times_against_the_lstm_and_the_paper(tmp_path):
     for method, pace, loss in ("cwy", 3.0, 1.5), ("lstm", 4.0, 1.4):
         config = {"task": "nmt", "method": method, "seed": 0, **CONFIG, "hidden_size": 1024, "embedding_size": 256}
         config |= {"epochs": 10, "lr": 1e-2, "file": None, "validation": None, "reflections": 128 if method == "cwy" else None}
+        config |= {"batch_size": 64, "columns": "2-1", "pairs": None}
         config |= {"nonlinearity": "abs" if method == "cwy" else "tanh"}
         rows = []
         for epoch in range(1, 11):
@@ -265,7 +268,8 @@ def test_the_report_holds_times_against_the_lstm_and_the_paper(tmp_path):
     assert sorted(map(epoch_seconds, runs)) == [3.0, 4.0]
     (panel,) = arrange(runs)
     assert panel.finding == "lstm 1.400 and cwy 1.500 nats a word"
-    assert panel.description.published({**panel.config, "nonlinearity": "tanh"}) is None, "what the paper did not run"
+    for other in {"nonlinearity": "tanh"}, {"columns": "1-2"}, {"pairs": 9000}, {"validation": 0.1}:
+        assert panel.description.published({**panel.config, **other}) is None, "what the paper did not run"
     (tmp_path / "report").mkdir()
     page = write(runs, tmp_path / "report")[0].read_text()
     assert "perplexity 1.41, loss 0.50 ± .01, 198 min on a TPU, ≈ 23 M parameters" in page

@@ -159,6 +159,15 @@ def test_the_cell_is_one_step_and_unbatched_input_is_a_batch_of_one():
 
 
 @pytest.mark.parametrize("kind", [ConvNERU, ConvLSTM])
+def test_an_empty_batch_has_empty_states(kind):
+    unit, x = kind(2, 3), torch.zeros(4, 0, 2, 6, 6, requires_grad=True)
+    for lengths in None, torch.zeros(0, dtype=torch.long):
+        y, _ = unit(x, lengths=lengths)
+        assert y.shape == (4, 0, 3, 6, 6)
+        y.sum().backward()
+
+
+@pytest.mark.parametrize("kind", [ConvNERU, ConvLSTM])
 def test_compile_export_and_vmap(kind):
     unit, x, lengths = kind(2, 3), torch.randn(4, 2, 2, 6, 6), torch.tensor([4, 2])
     twin = copy.deepcopy(unit)
@@ -215,7 +224,8 @@ ERRORS = [
     (lambda: ConvNERU(2, 4, nonlinearity="gelu"), "unknown nonlinearity 'gelu'"),
     (lambda: ConvNERU(3, 4)(IMAGES), r"\(T, B, C, H, W\).*C = 3; got shape \(3, 2, 2, 6, 6\)"),
     (lambda: ConvNERU(2, 4)(IMAGES, torch.zeros(1, 2, 4, 5, 6)), r"hx of shape \(1, 2, 4, 6, 6\)"),
-    (lambda: ConvNERU(2, 4)(IMAGES, lengths=torch.tensor([0, 3])), r"2 numbers from 1 to T = 3, got \[0, 3\]"),
+    (lambda: ConvNERU(2, 4)(IMAGES, lengths=torch.tensor([0, 3])), r"2 whole numbers from 1 to T = 3, got \[0, 3\]"),
+    (lambda: ConvNERU(2, 4)(IMAGES, lengths=torch.tensor([1.0, 3.0])), r"2 whole numbers from 1 to T = 3, got \[1.0, 3.0\]"),
     (lambda: ConvNERU(2, 4)(IMAGES[:0]), r"ConvNERU: expected at least one step, got input of shape \(0, 2, 2, 6, 6\)"),
     (lambda: ConvLSTM(2, 4)(IMAGES.byte()), r"ConvLSTM: the input is torch.uint8, but the weights are torch.float32.*\.to"),
     (lambda: ConvNERUCell(2, 4)(IMAGES[0].double()), "ConvNERUCell: the input is torch.float64"),

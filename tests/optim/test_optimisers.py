@@ -296,6 +296,19 @@ def test_a_step_never_waits_for_the_device(rule, dtype):
             optimiser.step()
 
 
+@pytest.mark.parametrize("rule", ["momentum", "adam"])
+def test_a_compiled_step_is_the_step(rule):
+    # By columns in memory, as a factorisation leaves it.
+    xs = [nn.Parameter(cwy.init.haar(9, 4).mT.contiguous().mT)]
+    twins, ts = copy.deepcopy(xs), targets(xs)
+    optimiser, other = (make(rule, ys, ["tall"]) for ys in (xs, twins))
+    torch.compiler.reset()
+    optimiser.step = torch.compile(optimiser.step, backend="aot_eager")
+    for one, ys in (optimiser, xs), (other, twins):
+        run(one, ys, ts, 3)
+    torch.testing.assert_close(xs, twins)
+
+
 @pytest.mark.gpu
 @every_rule
 def test_cuda_graph(rule):

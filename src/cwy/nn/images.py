@@ -98,9 +98,10 @@ class Images(nn.Module):
         lengths = torch.as_tensor(lengths)
         # Those on a GPU are not looked at: that would wait for it. A compiler has none to look at.
         seen = not lengths.is_cuda and not torch.compiler.is_compiling()
-        if lengths.shape != x.shape[1:2] or (seen and bool((lengths < 1).any() | (lengths > len(x)).any())):
+        fit = lengths.shape == x.shape[1:2] and not lengths.is_floating_point()
+        if not fit or (seen and bool((lengths < 1).any() | (lengths > len(x)).any())):
             got = lengths.tolist() if seen else tuple(lengths.shape)
-            raise ValueError(f"{name_of(self)}: lengths must be {x.shape[1]} numbers from 1 to T = {len(x)}, got {got}.")
+            raise ValueError(f"{name_of(self)}: lengths must be {x.shape[1]} whole numbers from 1 to T = {len(x)}, got {got}.")
         return lengths.to(x.device)
 
     def extra_repr(self) -> str:

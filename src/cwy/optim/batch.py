@@ -19,6 +19,11 @@ def working(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in HALF else dtype
 
 
+def real(dtype: torch.dtype) -> torch.dtype:
+    """What its absolute values have; ``dtype.to_real()`` breaks the graph of a compiler amid an update."""
+    return {torch.complex64: torch.float32, torch.complex128: torch.float64}.get(dtype, dtype)
+
+
 def as_matrix(x: Tensor, kernel: bool) -> Tensor:
     """A weight as ``(*, N, M)`` with N >= M: a kernel flattened from dimension 1, a wide matrix transposed."""
     x = x.flatten(1) if kernel else x
@@ -94,7 +99,7 @@ class Batch:
         """Real numbers ``shape`` a parameter, ``(K, *shape)``; zero at first."""
         for p in self.params:
             if key not in self.state[p]:
-                self.state[p][key] = torch.zeros(shape, dtype=self.dtype.to_real(), device=p.device)
+                self.state[p][key] = torch.zeros(shape, dtype=real(self.dtype), device=p.device)
         return torch.stack([self.state[p][key] for p in self.params])
 
     def write_numbers(self, key: str, value: Tensor) -> None:
@@ -109,7 +114,7 @@ class Batch:
                 self.state[p]["step"] = torch.zeros((), dtype=torch.float32, device=p.device)
             self.state[p]["step"] += 1
         steps = torch.stack([self.state[p]["step"] for p in self.params])
-        return steps.to(self.dtype.to_real()).reshape(-1, *[1] * self._view(self.params[0]).dim())
+        return steps.to(real(self.dtype)).reshape(-1, *[1] * self._view(self.params[0]).dim())
 
     def _view(self, x: Tensor) -> Tensor:
         return as_matrix(x, self.group["kernel"]) if self.group["stiefel"] else x

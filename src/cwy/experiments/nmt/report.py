@@ -26,6 +26,10 @@ PAPER = {
     ("cwy", 64): (1.52, "0.60 ± .01", 175, 23),
 }
 
+LIKE = (
+    "hidden_size", "embedding_size", "epochs", "batch_size", "lr", "nonlinearity", "file", "columns", "pairs", "validation",
+)  # fmt: skip
+"""Settings that must be the paper's for its numbers to stand beside a run."""
 SHOWN = 4
 """Methods that the headline names."""
 
@@ -52,8 +56,8 @@ def _finding(series: Sequence[Series]) -> str:
 
 
 def _published(config: Config) -> str | None:
-    ours = config["hidden_size"], config["embedding_size"], config["epochs"], config["lr"], config["nonlinearity"]
-    if ours != (1024, 256, 10, 1e-2, paper(config["method"]).nonlinearity) or config["file"] is not None:
+    theirs = paper(config["method"]).to_dict()
+    if any(config[name] != theirs[name] for name in LIKE):
         return None
     key = (config["method"], config["reflections"] or 1024) if config["method"] == "cwy" else config["method"]
     if key not in PAPER:
@@ -82,10 +86,11 @@ DESCRIPTIONS = {
     "nmt": Description(
         title="Translation",
         panels={"hidden_size": "N", "validation": "validation"},
-        about="Spanish sentences of Tatoeba are translated into English by an encoder and a decoder with additive attention. "
-        "Loss and perplexity are those of a word, in nats, with the words before given. As we read the paper's tables, its "
-        "loss is a mean over targets padded to the longest of the corpus, and its perplexity 2^loss; both are given, too. BLEU "
-        "is of greedy translations, lower-case and without accents. All at the end of training, on pairs that were not seen.",
+        about="Sentences are translated by an encoder and a decoder with additive attention: Tatoeba's from Spanish into "
+        "English, unless the settings name a file. Loss and perplexity are those of a word, in nats, with the words "
+        "before given. As we read the paper's tables, its loss is a mean over targets padded to the longest of the "
+        "corpus, and its perplexity 2^loss; both are given, too. BLEU is of greedy translations, lower-case and without "
+        "accents. All at the end of training, on pairs that were not seen.",
         curves=(
             _over_epochs("test", "test"),
             _over_epochs("validation", "validation"),
@@ -97,7 +102,7 @@ DESCRIPTIONS = {
             Column("loss as the paper's", _last("paper_loss"), "{:.3f}".format),
             Column("perplexity as the paper's", _last("paper_perplexity"), "{:.4g}".format),
             Column("BLEU", _last("bleu"), "{:.1f}".format),
-            Column("parameters, M", _parameters, "{:.1f}".format),
+            Column("parameters, M", _parameters, "{:.3g}".format),
             Column("time an epoch", epoch_seconds, duration),
             Column("the same over LSTM's", epoch_seconds, "{:.2f}".format, against="lstm"),
         ),

@@ -47,6 +47,8 @@ class _Product(Function):
 class Shared:
     r"""$x_t \mapsto x_t M$ for many t. The gradient of M is $\sum_t x_t^\top \delta_t$: one product, not one a step.
 
+    A backward that stops short of M leaves its parts behind, to be counted by the next one through the same graph.
+
     Args:
         m: ``(*, N, K)``.
 

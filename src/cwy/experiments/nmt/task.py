@@ -16,7 +16,7 @@ from ..data import DataError
 from ..engine.config import ConfigError
 from ..engine.task import Batch, Settings
 from ..recurrent import BASELINES, RecurrentTask
-from .buckets import Bucket, buckets, padded, plan, steps
+from .buckets import buckets, padded, plan, steps
 from .corpus import load
 from .decode import decode
 from .model import Translator
@@ -90,15 +90,17 @@ class Translation(RecurrentTask):
         return (_costs(model, source, target) * weight).mean(), {}
 
     def evaluate(self, model: nn.Module) -> dict[str, dict[str, float]]:
-        total, words, count = torch.zeros((), dtype=torch.float64, device=self.device), 0, 0
-        for source, target in self._batches():
-            total += _costs(model, source, target).double().sum()
-            words, count = words + (target != PAD).sum(), count + len(source)
+        total, words = torch.zeros((), dtype=torch.float64, device=self.device), 0
+        for bucket in self.held_out:
+            # Without the row that fills up.
+            for source, target in zip(*(side[:-1].split(self.config.test_batch_size) for side in bucket), strict=True):
+                total += _costs(model, source, target).double().sum()
+                words += (target != PAD).sum()
         loss = float(total / words)
-        padded = float(total) / (count * self.corpus.longest[1])
+        over_all = float(total) / (len(self.corpus.held_out) * self.corpus.longest[1])
         # A perplexity too large to write is one that a run can't go on with anyway.
-        perplexities = {"perplexity": math.exp(min(loss, 500)), "paper_loss": padded, "paper_perplexity": 2 ** min(padded, 500)}
-        return {self._part: {"loss": loss, **perplexities}}
+        papers = {"paper_loss": over_all, "paper_perplexity": 2 ** min(over_all, 500)}
+        return {self._part: {"loss": loss, "perplexity": math.exp(min(loss, 500)), **papers}}
 
     def at_end(self, model: nn.Module) -> dict[str, dict[str, float]]:
         from sacrebleu import corpus_bleu
@@ -115,14 +117,6 @@ class Translation(RecurrentTask):
     @property
     def _part(self) -> str:
         return "test" if self.config.validation is None else "validation"
-
-    def _batches(self) -> list[Bucket]:
-        """The held-out pairs."""
-        return [
-            Bucket(*part)
-            for bucket in self.held_out
-            for part in zip(*(side[:-1].split(self.config.test_batch_size) for side in bucket), strict=True)
-        ]
 
 
 def _costs(model: nn.Module, source: Tensor, target: Tensor) -> Tensor:

@@ -18,10 +18,11 @@ def words(text: str) -> Words:
     """Lower case, without accents, cut into words and punctuation; an apostrophe inside a word belongs to it.
 
     Example:
-        >>> words("¿No está aquí?"), words("I don’t know.")
-        (('¿', 'no', 'esta', 'aqui', '?'), ('i', "don't", 'know', '.'))
+        >>> words("¿No está aquí?"), words("I don’t know."), words("№ 5")
+        (('¿', 'no', 'esta', 'aqui', '?'), ('i', "don't", 'know', '.'), ('no', '5'))
     """
-    parts = unicodedata.normalize("NFKD", text.lower().replace("’", "'"))
+    # Some signs, as №, have letters in them that are capital only once they are taken apart.
+    parts = unicodedata.normalize("NFKD", text.replace("’", "'")).lower()
     return tuple(WORD.findall("".join(part for part in parts if not unicodedata.combining(part))))
 
 

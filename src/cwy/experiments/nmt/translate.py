@@ -76,7 +76,10 @@ class Interpreter:
 
     def held_out(self, count: int, beams: int = 1) -> Iterator[tuple[Spoken, str]]:
         """The first held-out pairs of the run, in the order of the split: each with its translation and its reference."""
-        for source, target in load(self.config, self.settings.seed).held_out[:count]:
+        corpus = load(self.config, self.settings.seed)
+        if [words.words for words in self.model.vocabularies] != [corpus.source.words, corpus.target.words]:
+            raise ConfigError("the data have changed since the run: what it did not see can't be told any more.")
+        for source, target in corpus.held_out[:count]:
             yield self.translate(" ".join(source), beams), " ".join(target)
 
     def _tensor(self, numbers: Iterable[int]) -> Tensor:
