@@ -2,7 +2,7 @@
 #pragma once
 
 typedef unsigned long long Token;
-constexpr int THREADS = 256, RESIDENT = 2, FEW = 32;  // blocks that a processor is to hold, and that watch each other
+constexpr int THREADS = 256, RESIDENT = 2, FEW = 128;  // blocks that a processor is to hold, and that watch each other
 #ifdef MANY  // matrices, which keep all blocks busy with large tiles
 constexpr int COLUMNS = 32, TILE = 64, SLAB = 32, TALL = 8;
 #else
