@@ -13,6 +13,7 @@ from cwy.experiments.engine import task
 from cwy.experiments.nmt.decode import decode
 from cwy.experiments.nmt.model import Translator
 from cwy.experiments.nmt.recipes import paper
+from cwy.experiments.nmt.shared import Shared
 from cwy.experiments.nmt.text import END, PAD, START, UNKNOWN, Vocabulary
 
 from .process import same
@@ -114,6 +115,15 @@ def test_what_is_beyond_an_end_changes_nothing(method, lengths, more, further, s
     longer, grads_longer = measured(*filled, scaled)
     assert torch.allclose(loss, longer, atol=1e-12)
     assert all(torch.allclose(grads[name], grads_longer[name], atol=1e-10) for name in grads)
+
+
+def test_a_backward_counts_what_it_met_itself():
+    m, rows = torch.randn(4, 3, requires_grad=True), torch.randn(3, 2, 4, requires_grad=True)
+    shared = Shared(m)
+    first, *others = [shared(part).square().sum() for part in rows]
+    torch.autograd.grad(first, rows, retain_graph=True)
+    ours, theirs = (torch.autograd.grad(total, m)[0] for total in (sum(others), (rows[1:] @ m).square().sum()))
+    torch.testing.assert_close(ours, theirs)
 
 
 @pytest.mark.parametrize("method", ["cwy", "lstm"])
