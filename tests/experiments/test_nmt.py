@@ -234,6 +234,8 @@ def test_batches_have_few_shapes_and_every_pair_once(pairs):
     assert sorted(pair for pair in said if pair[1]) == sorted((" ".join(a), " ".join(b)) for a, b in nmt.corpus.train)
     for _, target, weight in batches:
         assert float(weight.sum()) == pytest.approx(32 * 32 / int((target != PAD).sum()))
+    whole = task.load("nmt")(replace(nmt.settings, config=replace(nmt.config, batch_size=9999)), torch.device("cpu"))
+    assert (whole.epoch, len(whole.batch(0)[0])) == (1, len(nmt.corpus.train)), "no more rows than pairs"
     fresh = task.load("nmt")(nmt.settings, torch.device("cpu"))
     assert all(torch.equal(a, b) for a, b in zip(nmt.batch(nmt.epoch + 1), fresh.batch(nmt.epoch + 1), strict=True))
 
