@@ -22,6 +22,7 @@ from cwy.experiments.engine.loop import Loop
 from cwy.experiments.engine.run import Folder
 from cwy.experiments.nmt.command import translate
 from cwy.experiments.nmt.corpus import load, read
+from cwy.experiments.nmt.model import data_of
 from cwy.experiments.nmt.recipes import paper
 from cwy.experiments.nmt.report import epoch_seconds
 from cwy.experiments.nmt.text import PAD
@@ -204,18 +205,30 @@ def test_what_can_not_translate_says_why(whole, trained, tmp_path):
     refused(other, "are not those of its settings: they hold no words", "hola")
 
 
-def test_a_run_goes_on_with_its_own_data_alone(pairs, tmp_path):
-    file, out = tmp_path / "pairs.tsv", tmp_path / "run"
-    file.write_text(pairs.read_text())
-    process = start(*arguments(file, out))
+def test_a_run_goes_on_with_its_own_data_alone(pairs, tmp_path, monkeypatch, capsys):
+    content, out = pairs.read_text(), tmp_path / "run"
+    (tmp_path / "pairs.tsv").write_text(content)
+    monkeypatch.chdir(tmp_path)
+    process = start(*arguments("pairs.tsv", out))
     until(process, out, 15)
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=20)
-    file.write_text(pairs.read_text().replace("red", "green"))
-    with pytest.raises(ConfigError, match="data have changed since the run"):
-        said(None, out, held_out=1)
-    with pytest.raises(RunError, match="belong to other words"):
-        resume(out)
+    monkeypatch.chdir(out)
+    assert len(said(capsys, out, held_out=2)[0]) == 2, "from another folder"
+    first, rest = content.split(".", 1)
+    for changed in content.replace("red", "green"), f"{' '.join(reversed(first.split()))}.{rest}":
+        (tmp_path / "pairs.tsv").write_text(changed)
+        with pytest.raises(ConfigError, match="data have changed since the run"):
+            said(None, out, held_out=1)
+        with pytest.raises(RunError, match="belong to other data"):
+            resume(out)
+
+
+def test_weights_that_do_not_know_their_file_are_gone_on_with(pairs):
+    texts = (f"file={pairs}", "pairs=none", "hidden_size=8", "embedding_size=4")
+    model = task.load("nmt")(task.settings("nmt/small", assignments=texts), torch.device("cpu")).model()
+    old = {key: value for key, value in data_of(model.get_extra_state()).items() if key != "sha256"}
+    model.set_extra_state(torch.tensor(list(json.dumps(old).encode()), dtype=torch.uint8))
 
 
 def test_a_recipe_may_be_named_after_a_method():

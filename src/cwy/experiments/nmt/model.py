@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -36,23 +36,30 @@ class Translator(nn.Module):
     $$ \alpha_i \propto \exp(v^\top \tanh(W_1 h_i + W_2 s_{t-1})), \quad
        s_t = \mathrm{cell}(\textstyle\sum_i \alpha_i h_i,\ e(y_{t-1});\ s_{t-1}), \quad p(y_t) = \mathrm{softmax}(R s_t + c). $$
 
-    The decoder begins with the encoder's state at the end of the sentence. The vocabularies are saved with the weights.
+    The decoder begins with the encoder's state at the end of the sentence. The words, and which data they are of, are saved with the weights.
 
     Args:
         method, config, dtype: of both recurrences.
         vocabularies: of the source and of the target.
         longest: words of the longest source in training; told to who translates.
+        sha256: of the file that it learns from; weights of earlier versions do not know it.
 
     Returns:
         From ``source (B, S)`` and ``given (B, T)``, the words before each wanted one: logits ``(T, B, words)``.
     """
 
     def __init__(
-        self, method: str, config: NmtConfig, vocabularies: tuple[Vocabulary, Vocabulary], longest: int, dtype: torch.dtype
+        self,
+        method: str,
+        config: NmtConfig,
+        vocabularies: tuple[Vocabulary, Vocabulary],
+        longest: int,
+        dtype: torch.dtype,
+        sha256: str | None = None,
     ) -> None:
         super().__init__()
         n, e = config.hidden_size, config.embedding_size
-        self.vocabularies, self.longest = vocabularies, longest
+        self.vocabularies, self.longest, self.sha256 = vocabularies, longest, sha256
         self.source, self.target = (nn.Embedding(len(words), e, dtype=dtype) for words in vocabularies)
         self.encoder = Encoder(method, config, e, dtype)
         self.decoder = cell(method, config, n + e, dtype)
@@ -90,12 +97,18 @@ class Translator(nn.Module):
         return state, Reader(self, Memory(self.keys(states), values, mask), core)
 
     def get_extra_state(self) -> Tensor:
-        names = {"source": self.vocabularies[0].words, "target": self.vocabularies[1].words, "longest": self.longest}
-        return torch.frombuffer(bytearray(json.dumps(names, ensure_ascii=False).encode()), dtype=torch.uint8)
+        source, target = (words.words for words in self.vocabularies)
+        data = {"source": source, "target": target, "longest": self.longest, "sha256": self.sha256}
+        return torch.frombuffer(bytearray(json.dumps(data, ensure_ascii=False).encode()), dtype=torch.uint8)
 
     def set_extra_state(self, state: Tensor) -> None:
-        if not torch.equal(state.cpu(), self.get_extra_state()):
-            raise ConfigError("the weights belong to other words: the data, or how they are split, have changed since.")
+        if not data_of(state).items() <= data_of(self.get_extra_state()).items():
+            raise ConfigError("the weights belong to other data: the file, or how it is split, has changed since.")
+
+
+def data_of(state: Tensor) -> dict[str, Any]:
+    """What the weights say of their data: the words, the longest source and the file's hash."""
+    return json.loads(bytes(state.tolist()))
 
 
 class Reader:

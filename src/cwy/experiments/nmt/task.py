@@ -67,8 +67,8 @@ class Translation(RecurrentTask):
 
     def model(self) -> Translator:
         longest = max(len(source) for source, _ in self.corpus.train)
-        words = self.corpus.source, self.corpus.target
-        return Translator(self.settings.method, self.config, words, longest, self.dtype).to(self.device)
+        words, sha256 = (self.corpus.source, self.corpus.target), self.corpus.facts["sha256"]
+        return Translator(self.settings.method, self.config, words, longest, self.dtype, sha256).to(self.device)
 
     def batch(self, step: int) -> Batch:
         epoch, index = divmod(step, self.epoch)
