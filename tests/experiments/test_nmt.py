@@ -177,8 +177,9 @@ def test_translations_come_with_what_must_be_known(trained, tmp_path, capsys):
     assert [row.split("\t")[0] for row in rows] == ["0", "1", "2"]
     assert sum(row.split("\t")[2] == row.split("\t")[3] for row in rows) > 1
     picture = tmp_path / "attention.png"
-    done = run("sh", "-c", f"echo Mi gato ve tu casa. | {COMMAND} translate {trained}")
-    assert (done.returncode, done.stdout) == (0, f"{told[0]}\n"), done.stderr
+    done = run("sh", "-c", rf"printf 'Mi gato ve tu casa.\n\nS\355.\n' | {COMMAND} translate {trained}")
+    assert (done.returncode, done.stdout) == (1, f"{told[0]}\n\n"), done.stderr
+    assert "line 3 of the input is not UTF-8: byte 0xed at 1. Convert it first." in " ".join(done.stderr.split())
     said(capsys, trained, "Mi perro.", attention=picture)
     assert imread(picture).std() > 0.05
 
