@@ -77,8 +77,8 @@ def _finding(series: Sequence[Series]) -> str:
 def _pictures(series: Sequence[Series]) -> list[Picture]:
     from .pictures import STRIP, animation, picture, read
 
-    strips = [(one.label, read(path)) for one in series for path in [run.folder / STRIP for run in one.runs] if path.exists()]
-    strips = list({label: (label, strip) for label, strip in reversed(strips)}.values())[::-1]
+    kept = {one.label: [path for run in one.runs if (path := run.folder / STRIP).exists()] for one in series}
+    strips = [(label, read(paths[0])) for label, paths in kept.items() if paths]
     if not strips:
         return []
     text = "True frames, and each predicted from those before it, by the best state of a method's first seed"
@@ -103,10 +103,7 @@ def _description(title: str, about: str, panels: dict[str, str], *more: Column) 
         panels=panels,
         about=f"Each frame is predicted from those before it, and the l1 distance to the true one, summed over its pixels (in "
         f"[0, 1]), is averaged over all frames. {about}",
-        curves=(
-            _over_epochs("validation", "validation"),
-            _over_epochs("train", "training"),
-        ),
+        curves=(_over_epochs("validation", "validation"), _over_epochs("train", "training")),
         columns=(
             Column("test l1 a frame", tested, "{:.1f}".format),
             *more,
