@@ -228,8 +228,14 @@ def test_a_run_goes_on_with_its_own_data_alone(pairs, tmp_path, monkeypatch, cap
 def test_weights_that_do_not_know_their_file_are_gone_on_with(pairs):
     texts = (f"file={pairs}", "pairs=none", "hidden_size=8", "embedding_size=4")
     model = task.load("nmt")(task.settings("nmt/small", assignments=texts), torch.device("cpu")).model()
-    old = {key: value for key, value in data_of(model.get_extra_state()).items() if key != "sha256"}
-    model.set_extra_state(torch.tensor(list(json.dumps(old).encode()), dtype=torch.uint8))
+    state = model.state_dict()
+    assert data_of(state["_extra_state"]) == model.data
+    del model.data["sha256"]
+    old = model.state_dict()
+    model.data["sha256"] = "of the file"
+    model.load_state_dict(old)
+    with pytest.raises(ConfigError, match="belong to other data"):
+        model.load_state_dict(state)
 
 
 def test_a_recipe_may_be_named_after_a_method():

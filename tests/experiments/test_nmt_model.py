@@ -14,7 +14,7 @@ from cwy.experiments.nmt.decode import decode
 from cwy.experiments.nmt.model import Translator
 from cwy.experiments.nmt.recipes import paper
 from cwy.experiments.nmt.shared import Shared
-from cwy.experiments.nmt.text import END, PAD, START, UNKNOWN, Vocabulary
+from cwy.experiments.nmt.text import END, PAD, SPECIAL, START, UNKNOWN
 
 from .process import same
 
@@ -23,8 +23,8 @@ METHODS = [("cwy", 3), ("cwy", None), ("exprnn", None), ("rgd", None), ("rnn", N
 
 def translator(method="cwy", reflections=None, n=8, words=6, dtype=torch.float64, **more):
     config = replace(paper(method, reflections), hidden_size=n, embedding_size=5, **more)
-    vocabulary = Vocabulary([chr(97 + i) for i in range(words)])
-    return Translator(method, config, (vocabulary, vocabulary), 9, dtype)
+    names = [*SPECIAL, *map(chr, range(97, 97 + words))]
+    return Translator(method, config, {"source": names, "target": names}, dtype)
 
 
 def sentences(lengths, width, words=10):

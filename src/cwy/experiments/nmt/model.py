@@ -13,7 +13,7 @@ from ..engine.config import ConfigError
 from .cells import Encoder, State, Step, cell, step
 from .recipes import NmtConfig
 from .shared import Shared
-from .text import PAD, Vocabulary
+from .text import PAD, SPECIAL, Vocabulary
 
 
 class Memory(NamedTuple):
@@ -36,37 +36,27 @@ class Translator(nn.Module):
     $$ \alpha_i \propto \exp(v^\top \tanh(W_1 h_i + W_2 s_{t-1})), \quad
        s_t = \mathrm{cell}(\textstyle\sum_i \alpha_i h_i,\ e(y_{t-1});\ s_{t-1}), \quad p(y_t) = \mathrm{softmax}(R s_t + c). $$
 
-    The decoder begins with the encoder's state at the end of the sentence. The words, and which data they are of, are saved with the weights.
+    The decoder begins with the encoder's state at the end of the sentence. Words and data are named in the weights.
 
     Args:
         method, config, dtype: of both recurrences.
-        vocabularies: of the source and of the target.
-        longest: words of the longest source in training; told to who translates.
-        sha256: of the file that it learns from; weights of earlier versions do not know it.
+        data: the words of both languages and more, as :attr:`~.corpus.Corpus.identity` has them.
 
     Returns:
         From ``source (B, S)`` and ``given (B, T)``, the words before each wanted one: logits ``(T, B, words)``.
     """
 
-    def __init__(
-        self,
-        method: str,
-        config: NmtConfig,
-        vocabularies: tuple[Vocabulary, Vocabulary],
-        longest: int,
-        dtype: torch.dtype,
-        sha256: str | None = None,
-    ) -> None:
+    def __init__(self, method: str, config: NmtConfig, data: dict[str, Any], dtype: torch.dtype) -> None:
         super().__init__()
         n, e = config.hidden_size, config.embedding_size
-        self.vocabularies, self.longest, self.sha256 = vocabularies, longest, sha256
-        self.source, self.target = (nn.Embedding(len(words), e, dtype=dtype) for words in vocabularies)
+        self.data, self.vocabularies = data, [Vocabulary(data[side][len(SPECIAL) :]) for side in ("source", "target")]
+        self.source, self.target = (nn.Embedding(len(words), e, dtype=dtype) for words in self.vocabularies)
         self.encoder = Encoder(method, config, e, dtype)
         self.decoder = cell(method, config, n + e, dtype)
         self.keys = nn.Linear(n, n, bias=False, dtype=dtype)
         self.query = nn.Linear(n, n, bias=False, dtype=dtype)
         self.score = nn.Parameter(torch.empty(n, dtype=dtype).uniform_(-(n**-0.5), n**-0.5))
-        self.readout = nn.Linear(n, len(vocabularies[1]), dtype=dtype)
+        self.readout = nn.Linear(n, len(self.vocabularies[1]), dtype=dtype)
 
     def forward(self, source: Tensor, given: Tensor) -> Tensor:
         return self.readout(self._rolled(source, given)[0])
@@ -97,17 +87,16 @@ class Translator(nn.Module):
         return state, Reader(self, Memory(self.keys(states), values, mask), core)
 
     def get_extra_state(self) -> Tensor:
-        source, target = (words.words for words in self.vocabularies)
-        data = {"source": source, "target": target, "longest": self.longest, "sha256": self.sha256}
-        return torch.frombuffer(bytearray(json.dumps(data, ensure_ascii=False).encode()), dtype=torch.uint8)
+        return torch.frombuffer(bytearray(json.dumps(self.data, ensure_ascii=False).encode()), dtype=torch.uint8)
 
     def set_extra_state(self, state: Tensor) -> None:
-        if not data_of(state).items() <= data_of(self.get_extra_state()).items():
+        # Weights of earlier versions do not know all of it.
+        if not data_of(state).items() <= self.data.items():
             raise ConfigError("the weights belong to other data: the file, or how it is split, has changed since.")
 
 
 def data_of(state: Tensor) -> dict[str, Any]:
-    """What the weights say of their data: the words, the longest source and the file's hash."""
+    """The data that weights belong to, from their extra state."""
     return json.loads(bytes(state.tolist()))
 
 

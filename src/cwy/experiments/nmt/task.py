@@ -66,9 +66,7 @@ class Translation(RecurrentTask):
         return self.config.epochs * self.epoch
 
     def model(self) -> Translator:
-        longest = max(len(source) for source, _ in self.corpus.train)
-        words, sha256 = (self.corpus.source, self.corpus.target), self.corpus.facts["sha256"]
-        return Translator(self.settings.method, self.config, words, longest, self.dtype, sha256).to(self.device)
+        return Translator(self.settings.method, self.config, self.corpus.identity, self.dtype).to(self.device)
 
     def batch(self, step: int) -> Batch:
         epoch, index = divmod(step, self.epoch)
