@@ -22,6 +22,7 @@ from cwy.experiments.engine.loop import Loop
 from cwy.experiments.engine.run import Folder
 from cwy.experiments.nmt.command import translate
 from cwy.experiments.nmt.corpus import load, read
+from cwy.experiments.nmt.model import data_of
 from cwy.experiments.nmt.recipes import paper
 from cwy.experiments.nmt.report import epoch_seconds
 from cwy.experiments.nmt.text import PAD
@@ -176,8 +177,9 @@ def test_translations_come_with_what_must_be_known(trained, tmp_path, capsys):
     assert [row.split("\t")[0] for row in rows] == ["0", "1", "2"]
     assert sum(row.split("\t")[2] == row.split("\t")[3] for row in rows) > 1
     picture = tmp_path / "attention.png"
-    done = run("sh", "-c", f"echo Mi gato ve tu casa. | {COMMAND} translate {trained}")
-    assert (done.returncode, done.stdout) == (0, f"{told[0]}\n"), done.stderr
+    done = run("sh", "-c", rf"printf 'Mi gato ve tu casa.\n\nS\355.\n' | {COMMAND} translate {trained}")
+    assert (done.returncode, done.stdout) == (1, f"{told[0]}\n\n"), done.stderr
+    assert "line 3 of the input is not UTF-8: byte 0xed at 1. Convert it first." in " ".join(done.stderr.split())
     said(capsys, trained, "Mi perro.", attention=picture)
     assert imread(picture).std() > 0.05
 
@@ -204,21 +206,41 @@ def test_what_can_not_translate_says_why(whole, trained, tmp_path):
     refused(other, "are not those of its settings: they hold no words", "hola")
 
 
-def test_a_run_goes_on_with_its_own_data_alone(pairs, tmp_path):
-    file, out = tmp_path / "pairs.tsv", tmp_path / "run"
-    file.write_text(pairs.read_text())
-    process = start(*arguments(file, out))
+def test_a_run_goes_on_with_its_own_data_alone(pairs, tmp_path, monkeypatch, capsys):
+    content, out = pairs.read_text(), tmp_path / "run"
+    (tmp_path / "pairs.tsv").write_text(content)
+    monkeypatch.chdir(tmp_path)
+    process = start(*arguments("pairs.tsv", out))
     until(process, out, 15)
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=20)
-    file.write_text(pairs.read_text().replace("red", "green"))
-    with pytest.raises(ConfigError, match="data have changed since the run"):
-        said(None, out, held_out=1)
-    with pytest.raises(RunError, match="belong to other words"):
-        resume(out)
-    with pytest.raises(ConfigError, match="the recipe lstm is not for gru"):
-        task.load("nmt")(task.settings("nmt/lstm", "gru"), torch.device("cpu"))
+    monkeypatch.chdir(out)
+    assert len(said(capsys, out, held_out=2)[0]) == 2, "from another folder"
+    first, rest = content.split(".", 1)
+    for changed in content.replace("red", "green"), f"{' '.join(reversed(first.split()))}.{rest}":
+        (tmp_path / "pairs.tsv").write_text(changed)
+        with pytest.raises(ConfigError, match="data have changed since the run"):
+            said(None, out, held_out=1)
+        with pytest.raises(RunError, match="belong to other data"):
+            resume(out)
+
+
+def test_weights_that_do_not_know_their_file_are_gone_on_with(pairs):
+    texts = (f"file={pairs}", "pairs=none", "hidden_size=8", "embedding_size=4")
+    model = task.load("nmt")(task.settings("nmt/small", assignments=texts), torch.device("cpu")).model()
+    state = model.state_dict()
+    assert data_of(state["_extra_state"]) == model.data
+    del model.data["sha256"]
+    old = model.state_dict()
+    model.data["sha256"] = "of the file"
+    model.load_state_dict(old)
+    with pytest.raises(ConfigError, match="belong to other data"):
+        model.load_state_dict(state)
+
+
+def test_a_recipe_may_be_named_after_a_method():
     assert [task.settings(f"nmt/{r}").name for r in ("cwy-128", "lstm")] == ["cwy-128-seed0", "lstm-seed0"]
+    assert task.settings("nmt/lstm", "gru").config == task.settings("nmt/gru").config
 
 
 def test_batches_have_few_shapes_and_every_pair_once(pairs):
@@ -234,6 +256,8 @@ def test_batches_have_few_shapes_and_every_pair_once(pairs):
     assert sorted(pair for pair in said if pair[1]) == sorted((" ".join(a), " ".join(b)) for a, b in nmt.corpus.train)
     for _, target, weight in batches:
         assert float(weight.sum()) == pytest.approx(32 * 32 / int((target != PAD).sum()))
+    whole = task.load("nmt")(replace(nmt.settings, config=replace(nmt.config, batch_size=9999)), torch.device("cpu"))
+    assert (whole.epoch, len(whole.batch(0)[0])) == (1, len(nmt.corpus.train)), "no more rows than pairs"
     fresh = task.load("nmt")(nmt.settings, torch.device("cpu"))
     assert all(torch.equal(a, b) for a, b in zip(nmt.batch(nmt.epoch + 1), fresh.batch(nmt.epoch + 1), strict=True))
 

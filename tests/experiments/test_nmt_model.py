@@ -13,7 +13,8 @@ from cwy.experiments.engine import task
 from cwy.experiments.nmt.decode import decode
 from cwy.experiments.nmt.model import Translator
 from cwy.experiments.nmt.recipes import paper
-from cwy.experiments.nmt.text import END, PAD, START, UNKNOWN, Vocabulary
+from cwy.experiments.nmt.shared import Shared
+from cwy.experiments.nmt.text import END, PAD, SPECIAL, START, UNKNOWN
 
 from .process import same
 
@@ -22,8 +23,8 @@ METHODS = [("cwy", 3), ("cwy", None), ("exprnn", None), ("rgd", None), ("rnn", N
 
 def translator(method="cwy", reflections=None, n=8, words=6, dtype=torch.float64, **more):
     config = replace(paper(method, reflections), hidden_size=n, embedding_size=5, **more)
-    vocabulary = Vocabulary([chr(97 + i) for i in range(words)])
-    return Translator(method, config, (vocabulary, vocabulary), 9, dtype)
+    names = [*SPECIAL, *map(chr, range(97, 97 + words))]
+    return Translator(method, config, {"source": names, "target": names}, dtype)
 
 
 def sentences(lengths, width, words=10):
@@ -114,6 +115,15 @@ def test_what_is_beyond_an_end_changes_nothing(method, lengths, more, further, s
     longer, grads_longer = measured(*filled, scaled)
     assert torch.allclose(loss, longer, atol=1e-12)
     assert all(torch.allclose(grads[name], grads_longer[name], atol=1e-10) for name in grads)
+
+
+def test_a_backward_counts_what_it_met_itself():
+    m, rows = torch.randn(4, 3, requires_grad=True), torch.randn(3, 2, 4, requires_grad=True)
+    shared = Shared(m)
+    first, *others = [shared(part).square().sum() for part in rows]
+    torch.autograd.grad(first, rows, retain_graph=True)
+    ours, theirs = (torch.autograd.grad(total, m)[0] for total in (sum(others), (rows[1:] @ m).square().sum()))
+    torch.testing.assert_close(ours, theirs)
 
 
 @pytest.mark.parametrize("method", ["cwy", "lstm"])

@@ -18,11 +18,14 @@ from cwy.experiments.engine.loop import Loop
 from cwy.experiments.engine.run import Folder
 from cwy.experiments.engine.signals import Stop, Stopped
 from cwy.experiments.report import find_runs, write
+from cwy.experiments.report.panels import arrange
+from cwy.experiments.report.tables import summary
 from cwy.experiments.video.model import Predictor
 from cwy.experiments.video.pictures import read
 from cwy.experiments.video.recipes import METHODS
 
 from .process import numbers, resume, rows, same, weights
+from .sample import write_run
 
 TINY = {"channels": 2, "epochs": 3, "batch_size": 2, "bucket": 4, "log_every": 1, "save_every": 2}
 
@@ -157,9 +160,30 @@ def test_every_method_trains_and_the_best_state_is_tested_and_drawn(walking, tmp
         strip = read(run.folder / "frames.png")
         assert strip.true.shape == strip.predicted.shape == (3, 128, 128)
     page = write(runs, tmp_path)[0].read_text()
-    for text in ("KTH, walking", "134.6", "223.3", "% of the set", "data:image/gif;base64", "data:image/png;base64"):
+    for text in ("KTH, walking", "% of the set", "data:image/gif;base64", "data:image/png;base64"):
         assert text in page
     assert (tmp_path / "kth-walking-frames.gif").read_bytes().startswith(b"GIF89a")
+
+
+def test_the_papers_numbers_stand_beside_its_own_setting_alone(tmp_path):
+    rows = [{"step": 9, "split": split, "seconds": 1.0, "epoch": 150, "loss": 170.0} for split in ("validation", "test")]
+
+    def told(*runs):
+        for seed, (method, part, changes) in enumerate(runs):
+            config = task.settings("kth/walking", method, seed).to_dict() | changes
+            write_run(tmp_path / str(len(runs)) / str(seed), config, rows, data={"part": f"{part}% of the set's frames"})
+        (panel,) = arrange(find_runs([tmp_path / str(len(runs))]))
+        return panel.finding, summary(panel)
+
+    assert "134.6" in told(("tcwy", "100.0", {}))[1]
+    finding, table = told(("tcwy", "100.0", {"epochs": 3}), ("rgd-adam", "100.0", {}))
+    assert "paper" not in finding
+    assert ["134.6" in table, "142.6" in table] == [False, True]
+    finding, table = told(*[("tcwy", "6.6", {})] * 3)
+    assert finding.endswith("(on 6.6% of the set's frames: not to be compared with the paper)")
+    assert "134.6" not in table
+    finding, _ = told(*[("tcwy", "6.6", {})] * 3, ("own", "100.0", {}))
+    assert finding == "not to be compared: runs on 100.0% of the set's frames and 6.6% of the set's frames"
 
 
 def test_a_recipe_may_name_its_method(walking, tmp_path):

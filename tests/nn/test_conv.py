@@ -159,12 +159,15 @@ def test_the_cell_is_one_step_and_unbatched_input_is_a_batch_of_one():
 
 
 @pytest.mark.parametrize("kind", [ConvNERU, ConvLSTM])
-def test_an_empty_batch_has_empty_states(kind):
-    unit, x = kind(2, 3), torch.zeros(4, 0, 2, 6, 6, requires_grad=True)
+@pytest.mark.parametrize("output", ["all", "last"])
+def test_an_empty_batch_has_empty_states_and_gradients_of_zero(kind, output):
+    unit, x = kind(2, 3, output=output), torch.zeros(4, 0, 2, 6, 6, requires_grad=True)
     for lengths in None, torch.zeros(0, dtype=torch.long):
+        unit.zero_grad()
         y, _ = unit(x, lengths=lengths)
-        assert y.shape == (4, 0, 3, 6, 6)
+        assert y.shape == ((4, 0, 3, 6, 6) if output == "all" else (0, 3, 6, 6))
         y.sum().backward()
+        assert [p.grad.count_nonzero().item() for p in unit.parameters()] == [0] * len(list(unit.parameters()))
 
 
 @pytest.mark.parametrize("kind", [ConvNERU, ConvLSTM])

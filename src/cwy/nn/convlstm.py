@@ -38,8 +38,10 @@ class _Gates(nn.Module):
 
     def _step(self, x: Tensor, h: Tensor, c: Tensor, suffix: str) -> tuple[Tensor, Tensor]:
         z = x + conv2d(h, getattr(self, f"weight_hh{suffix}"), padding=self.kernel_size // 2)
-        if self.normalize and len(z):  # torch refuses an empty batch
-            z = instance_norm(z, weight=getattr(self, f"scale{suffix}"), bias=getattr(self, f"bias_ih{suffix}"))
+        if self.normalize:
+            scale, bias = getattr(self, f"scale{suffix}"), getattr(self, f"bias_ih{suffix}")
+            # torch refuses to normalise an empty batch.
+            z = instance_norm(z, weight=scale, bias=bias) if len(z) else z * scale.view(-1, 1, 1) + bias.view(-1, 1, 1)
         i, f, g, o = z.chunk(4, -3)
         c = f.sigmoid() * c + i.sigmoid() * g.tanh()
         return o.sigmoid() * c.tanh(), c

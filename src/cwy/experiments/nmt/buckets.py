@@ -46,11 +46,14 @@ def buckets(
 
 
 def plan(made: list[Bucket], size: int, generator: torch.Generator) -> list[tuple[int, Tensor]]:
-    """The batches of an epoch, in random order: the bucket of each, and which of its rows. All have the same size."""
+    """The batches of an epoch, in random order: the bucket of each, and which of its rows.
+
+    All have the same size; where there are fewer pairs than that, the one batch has these.
+    """
     batches = []
     for number, bucket in enumerate(made):
         rows = torch.randperm(len(bucket), generator=generator)
-        filling = rows.new_full((-len(rows) % size,), len(bucket))
+        filling = rows.new_full((-len(rows) % min(size, len(rows)),), len(bucket))
         batches += [(number, part) for part in torch.cat([rows, filling]).to(bucket.source.device).split(size)]
     return [batches[i] for i in torch.randperm(len(batches), generator=generator).tolist()]
 

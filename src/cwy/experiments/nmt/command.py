@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ..engine.config import ConfigError
@@ -23,7 +23,7 @@ def translate(
         for number, (spoken, reference) in enumerate(interpreter.held_out(held_out, beams)):
             print(f"{number}\t{' '.join(spoken.source)}\t{spoken.target}\t{reference}")
         return
-    for text in texts or sys.stdin:
+    for text in texts or _lines():
         spoken = interpreter.translate(text, beams)
         for note in spoken.notes:
             say(f"{text.strip()!r}: {note}.")
@@ -31,6 +31,16 @@ def translate(
         if attention is not None and spoken.source:
             interpreter.draw(spoken, attention)
             say(f"the attention: {attention}")
+
+
+def _lines() -> Iterator[str]:
+    """Those of stdin, each when it comes; one that is no text leaves those before it translated."""
+    for number, line in enumerate(sys.stdin.buffer, 1):
+        try:
+            yield line.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            byte = f"byte {line[error.start]:#04x} at {error.start}"
+            raise ConfigError(f"line {number} of the input is not UTF-8: {byte}. Convert it first.") from None
 
 
 def _check_picture(path: Path, texts: Sequence[str] | None) -> None:

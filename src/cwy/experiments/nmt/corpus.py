@@ -32,6 +32,12 @@ class Corpus:
     facts: dict[str, Any]
 
     @property
+    def identity(self) -> dict[str, Any]:
+        """What weights remember of their data: the words, the longest source in training, the file's hash."""
+        longest = max(len(source) for source, _ in self.train)
+        return {"source": self.source.words, "target": self.target.words, "longest": longest, "sha256": self.facts["sha256"]}
+
+    @property
     def longest(self) -> tuple[int, int]:
         """Words of the longest source and target, their ends counted."""
         lengths = [(len(source), len(target)) for source, target in (*self.train, *self.held_out)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from ..engine.config import ConfigError
 from .cells import Encoder, State, Step, cell, step
 from .recipes import NmtConfig
 from .shared import Shared
-from .text import PAD, Vocabulary
+from .text import PAD, SPECIAL, Vocabulary
 
 
 class Memory(NamedTuple):
@@ -36,30 +36,27 @@ class Translator(nn.Module):
     $$ \alpha_i \propto \exp(v^\top \tanh(W_1 h_i + W_2 s_{t-1})), \quad
        s_t = \mathrm{cell}(\textstyle\sum_i \alpha_i h_i,\ e(y_{t-1});\ s_{t-1}), \quad p(y_t) = \mathrm{softmax}(R s_t + c). $$
 
-    The decoder begins with the encoder's state at the end of the sentence. The vocabularies are saved with the weights.
+    The decoder begins with the encoder's state at the end of the sentence. Words and data are named in the weights.
 
     Args:
         method, config, dtype: of both recurrences.
-        vocabularies: of the source and of the target.
-        longest: words of the longest source in training; told to who translates.
+        data: the words of both languages and more, as :attr:`~.corpus.Corpus.identity` has them.
 
     Returns:
         From ``source (B, S)`` and ``given (B, T)``, the words before each wanted one: logits ``(T, B, words)``.
     """
 
-    def __init__(
-        self, method: str, config: NmtConfig, vocabularies: tuple[Vocabulary, Vocabulary], longest: int, dtype: torch.dtype
-    ) -> None:
+    def __init__(self, method: str, config: NmtConfig, data: dict[str, Any], dtype: torch.dtype) -> None:
         super().__init__()
         n, e = config.hidden_size, config.embedding_size
-        self.vocabularies, self.longest = vocabularies, longest
-        self.source, self.target = (nn.Embedding(len(words), e, dtype=dtype) for words in vocabularies)
+        self.data, self.vocabularies = data, [Vocabulary(data[side][len(SPECIAL) :]) for side in ("source", "target")]
+        self.source, self.target = (nn.Embedding(len(words), e, dtype=dtype) for words in self.vocabularies)
         self.encoder = Encoder(method, config, e, dtype)
         self.decoder = cell(method, config, n + e, dtype)
         self.keys = nn.Linear(n, n, bias=False, dtype=dtype)
         self.query = nn.Linear(n, n, bias=False, dtype=dtype)
         self.score = nn.Parameter(torch.empty(n, dtype=dtype).uniform_(-(n**-0.5), n**-0.5))
-        self.readout = nn.Linear(n, len(vocabularies[1]), dtype=dtype)
+        self.readout = nn.Linear(n, len(self.vocabularies[1]), dtype=dtype)
 
     def forward(self, source: Tensor, given: Tensor) -> Tensor:
         return self.readout(self._rolled(source, given)[0])
@@ -90,12 +87,17 @@ class Translator(nn.Module):
         return state, Reader(self, Memory(self.keys(states), values, mask), core)
 
     def get_extra_state(self) -> Tensor:
-        names = {"source": self.vocabularies[0].words, "target": self.vocabularies[1].words, "longest": self.longest}
-        return torch.frombuffer(bytearray(json.dumps(names, ensure_ascii=False).encode()), dtype=torch.uint8)
+        return torch.frombuffer(bytearray(json.dumps(self.data, ensure_ascii=False).encode()), dtype=torch.uint8)
 
     def set_extra_state(self, state: Tensor) -> None:
-        if not torch.equal(state.cpu(), self.get_extra_state()):
-            raise ConfigError("the weights belong to other words: the data, or how they are split, have changed since.")
+        # Weights of earlier versions do not know all of it.
+        if not data_of(state).items() <= self.data.items():
+            raise ConfigError("the weights belong to other data: the file, or how it is split, has changed since.")
+
+
+def data_of(state: Tensor) -> dict[str, Any]:
+    """The data that weights belong to, from their extra state."""
+    return json.loads(bytes(state.tolist()))
 
 
 class Reader:

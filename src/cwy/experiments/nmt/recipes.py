@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Self
 
 from ..engine.config import ConfigError
 from ..engine.task import Recipe
@@ -39,6 +42,11 @@ class NmtConfig(RecurrentConfig):
         super().__post_init__()
         if self.validation is not None and self.validation >= 1:
             raise ConfigError(f"validation must be a part, below 1, got {self.validation}.")
+
+    def with_settings(self, assignments: Iterable[str]) -> Self:
+        made = super().with_settings(assignments)
+        # The run may be resumed from another folder.
+        return made if made.file is None else replace(made, file=str(Path(made.file).absolute()))
 
 
 def paper(method: str, reflections: int | None = None) -> NmtConfig:

@@ -50,9 +50,10 @@ def _finding(series: Sequence[Series]) -> str:
     losses = [(one, [v for run in one.runs if (v := _last("loss")(run)) is not None]) for one in series]
     known = sorted((mean(values), one.method, one.label) for one, values in losses if values)
     # Of each method its best setting, and no more than fit a headline.
-    best = {method: f"{label} {loss:.3f}" for loss, method, label in reversed(known)}
-    shown = sorted(best.values(), key=lambda text: float(text.split()[-1]))[:SHOWN]
-    return listed(shown) + " nats a word" if known else "not evaluated yet"
+    best: dict[str, str] = {}
+    for loss, method, label in known:
+        best.setdefault(method, f"{label} {loss:.3f}")
+    return f"{listed(list(best.values())[:SHOWN])} nats a word" if best else "not evaluated yet"
 
 
 def _published(config: Config) -> str | None:

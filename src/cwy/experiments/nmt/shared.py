@@ -7,7 +7,10 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-Taken = list[tuple[Tensor, Tensor]]
+Taken = dict[int, list[tuple[Tensor, Tensor]]]
+"""Rows and their gradients, by the number of the backward that met them: one may end before it comes to the matrix."""
+
+_current = torch._C._current_graph_task_id
 
 
 class _Gather(Function):
@@ -22,10 +25,10 @@ class _Gather(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, _) -> tuple[Tensor | None, None]:
-        if not ctx.taken:
+        parts = ctx.taken.pop(_current(), None)
+        if parts is None:
             return None, None
-        rows, deltas = (torch.cat(parts, -2) for parts in zip(*ctx.taken, strict=True))
-        ctx.taken.clear()
+        rows, deltas = (torch.cat(part, -2) for part in zip(*parts, strict=True))
         return rows.mT @ deltas, None
 
 
@@ -40,14 +43,12 @@ class _Product(Function):
     @once_differentiable
     def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:
         x, m = ctx.saved_tensors
-        ctx.taken.append((x, grad))
+        ctx.taken.setdefault(_current(), []).append((x, grad))
         return grad @ m.mT, None, None
 
 
 class Shared:
     r"""$x_t \mapsto x_t M$ for many t. The gradient of M is $\sum_t x_t^\top \delta_t$: one product, not one a step.
-
-    A backward that stops short of M leaves its parts behind, to be counted by the next one through the same graph.
 
     Args:
         m: ``(*, N, K)``.
@@ -61,7 +62,7 @@ class Shared:
     """
 
     def __init__(self, m: Tensor) -> None:
-        self._taken: Taken = []
+        self._taken: Taken = {}
         self._m = _Gather.apply(m, self._taken) if torch.is_grad_enabled() and m.requires_grad else m
 
     def __call__(self, x: Tensor) -> Tensor:

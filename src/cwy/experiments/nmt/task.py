@@ -13,7 +13,6 @@ from torch.nn.functional import cross_entropy, pad
 
 from ...parametrizations import METHODS
 from ..data import DataError
-from ..engine.config import ConfigError
 from ..engine.task import Batch, Settings
 from ..recurrent import BASELINES, RecurrentTask
 from .buckets import buckets, padded, plan, steps
@@ -43,8 +42,6 @@ class Translation(RecurrentTask):
         if find_spec("sacrebleu") is None:
             raise DataError('translation needs sacrebleu. To install: pip install "cwy[nmt]"')
         c = self.config
-        if settings.recipe not in ("paper", "tanh", "small") and not settings.recipe.startswith(settings.method):
-            raise ConfigError(f"the recipe {settings.recipe} is not for {settings.method}. Use nmt/paper.")
         self.corpus = load(c, settings.seed)
         words = self.corpus.source, self.corpus.target
         self.train = buckets(self.corpus.train, *words, c.bucket, c.batch_size, device)
@@ -69,9 +66,7 @@ class Translation(RecurrentTask):
         return self.config.epochs * self.epoch
 
     def model(self) -> Translator:
-        longest = max(len(source) for source, _ in self.corpus.train)
-        words = self.corpus.source, self.corpus.target
-        return Translator(self.settings.method, self.config, words, longest, self.dtype).to(self.device)
+        return Translator(self.settings.method, self.config, self.corpus.identity, self.dtype).to(self.device)
 
     def batch(self, step: int) -> Batch:
         epoch, index = divmod(step, self.epoch)

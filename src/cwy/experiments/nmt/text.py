@@ -9,7 +9,12 @@ from collections.abc import Iterable, Sequence
 
 PAD, START, END, UNKNOWN = range(4)
 SPECIAL = ("<pad>", "<start>", "<end>", "<unk>")
-WORD = re.compile(r"\w+(?:'\w+)*|[^\w\s]")
+OWN = (0, 7, 8, 9)
+"""Combining classes of marks that are no accents: vowel signs, and what makes another letter or joins two."""
+# What goes on with a word though re does not count it: marks (of its 16-bit characters, for which it has a table), joiners.
+MARKS = "\u200c\u200d" + "".join(c for c in map(chr, range(0x10000)) if unicodedata.category(c).startswith("M"))
+PART = rf"\w[\w{MARKS}]*"
+WORD = re.compile(rf"{PART}(?:'{PART})*|[^\w\s]")
 
 Words = tuple[str, ...]
 
@@ -20,10 +25,12 @@ def words(text: str) -> Words:
     Example:
         >>> words("¿No está aquí?"), words("I don’t know."), words("№ 5")
         (('¿', 'no', 'esta', 'aqui', '?'), ('i', "don't", 'know', '.'), ('no', '5'))
+        >>> words("हिन्दी में।")
+        ('हिन्दी', 'में', '।')
     """
     # Some signs, as №, have letters in them that are capital only once they are taken apart.
     parts = unicodedata.normalize("NFKD", text.replace("’", "'")).lower()
-    return tuple(WORD.findall("".join(part for part in parts if not unicodedata.combining(part))))
+    return tuple(WORD.findall("".join(part for part in parts if unicodedata.combining(part) in OWN)))
 
 
 class Vocabulary:

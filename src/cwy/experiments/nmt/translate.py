@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple, cast
@@ -17,10 +16,10 @@ from ..engine.task import PRECISIONS, Settings
 from .corpus import load
 from .decode import decode
 from .figure import attention_map
-from .model import Translator
+from .model import Translator, data_of
 from .recipes import NmtConfig
 from .task import Translation
-from .text import END, SPECIAL, START, Vocabulary, Words, words
+from .text import END, SPECIAL, START, Words, words
 
 Say = Callable[[str], object]
 
@@ -54,7 +53,7 @@ class Interpreter:
 
     def translate(self, text: str, beams: int = 1) -> Spoken:
         """A translation of a sentence; one without words has none."""
-        (source, target), longest = self.model.vocabularies, self.model.longest
+        (source, target), longest = self.model.vocabularies, self.model.data["longest"]
         found, notes = words(text), []
         if unknown := [word for word in dict.fromkeys(found) if word not in source]:
             notes.append(f"not known: {', '.join(unknown)}")
@@ -77,7 +76,7 @@ class Interpreter:
     def held_out(self, count: int, beams: int = 1) -> Iterator[tuple[Spoken, str]]:
         """The first held-out pairs of the run, in the order of the split: each with its translation and its reference."""
         corpus = load(self.config, self.settings.seed)
-        if [words.words for words in self.model.vocabularies] != [corpus.source.words, corpus.target.words]:
+        if not self.model.data.items() <= corpus.identity.items():
             raise ConfigError("the data have changed since the run: what it did not see can't be told any more.")
         for source, target in corpus.held_out[:count]:
             yield self.translate(" ".join(source), beams), " ".join(target)
@@ -91,9 +90,7 @@ def _model(path: Path, settings: Settings, weights: dict[str, Tensor]) -> Transl
     try:
         if "_extra_state" not in weights:
             raise ConfigError("they hold no words")
-        names = json.loads(bytes(weights["_extra_state"].tolist()))
-        source, target = (Vocabulary(names[side][len(SPECIAL) :]) for side in ("source", "target"))
-        model = Translator(settings.method, config, (source, target), names["longest"], dtype)
+        model = Translator(settings.method, config, data_of(weights["_extra_state"]), dtype)
         model.load_state_dict(weights)
     except (ValueError, RuntimeError) as error:
         # Of torch's list of what does not fit, the first.

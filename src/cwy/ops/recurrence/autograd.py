@@ -98,7 +98,8 @@ class _Rollout(Function):
     @staticmethod
     def backward(ctx, g, gn, *_):
         x, h0, bias, weight, states, hn, signs, starts, *q = ctx.saved_tensors
-        g = None if g is None or not g.shape[0] else g
+        if g is not None and ctx.how[3] and not g.shape[0]:
+            g = None  # only the last states were wanted
         if g is None and gn is None:
             return None, None, None, None, None, *(None for _ in q)
         if torch.is_grad_enabled():
