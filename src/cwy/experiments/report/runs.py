@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-HEAD = ("step", "split")
+from ..engine import files, log
 
 
 class ReportError(RuntimeError):
@@ -83,36 +82,15 @@ class Run:
 
 def read_run(folder: Path) -> Run:
     """The run in a folder; a damaged file raises by name."""
-    config = _json(folder / "config.json")
+    path, ended = folder / "config.json", folder / "record.json"
+    try:
+        config, metrics = files.read_json(path), log.read(folder / log.FILE)
+        record = files.read_json(ended) if ended.exists() else None
+    except files.Damaged as damage:
+        raise ReportError(str(damage)) from None
+    except OSError as error:
+        raise ReportError(f"cannot read {error.filename}: {error.strerror}.") from None
     for key in ("task", "method", "seed"):
         if key not in config:
-            raise ReportError(f"{folder / 'config.json'} is not a run's: it has no {key!r}.")
-    record = _json(folder / "record.json") if (folder / "record.json").exists() else None
-    return Run(folder, config, _rows(folder / "metrics.jsonl"), record)
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ReportError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}.") from error
-    if not isinstance(content, dict):
-        raise ReportError(f"cannot read {path}: it holds no JSON object.")
-    return content
-
-
-def _rows(path: Path) -> list[dict[str, Any]]:
-    try:
-        lines = path.read_bytes().split(b"\n") if path.exists() else [b""]
-    except OSError as error:
-        raise ReportError(f"cannot read {path}: {error.strerror}.") from error
-    # What follows the last newline is a row that is being written.
-    rows = []
-    for number, line in enumerate(lines[:-1], 1):
-        try:
-            row = json.loads(line)
-            metrics = {key: value if value is None else float(value) for key, value in row.items() if key not in HEAD}
-            rows.append({"step": int(row["step"]), "split": str(row["split"]), **metrics})
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ReportError(f"cannot read {path}, line {number}: {error}.") from error
-    return rows
+            raise ReportError(f"{path} is not a run's: it has no {key!r}.")
+    return Run(folder, config, metrics, record)
