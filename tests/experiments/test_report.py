@@ -50,8 +50,23 @@ def test_runs_are_compared_by_task_size_and_setting(runs):
         ("cwy (L = N)", 3), ("cwy (L = 48)", 1), ("exprnn", 1), ("scornn", 3), ("lstm", 1),
     ]  # fmt: skip
     assert first.finding == (
-        "cwy and exprnn learn to recall the symbols; scornn gets under the no-memory baseline; lstm does not"
+        "cwy learns to recall the symbols; scornn gets under the no-memory baseline; lstm does not; exprnn is not finished"
     )
+
+
+def test_a_run_that_was_stopped_is_not_judged(tmp_path):
+    copying(tmp_path, "cwy", 0, fall=3)
+    for seed in 1, 2:
+        copying(tmp_path, "cwy", seed, finished=False)
+    for method in "urnn", "lstm", "rnn":
+        copying(tmp_path, method, 0, finished=False, iterations=32_000)
+    (tmp_path / "T1000-rnn-seed0/diverged.txt").touch()
+    (panel,) = arrange(find_runs([tmp_path]))
+    assert panel.finding == "cwy learns to recall the symbols; urnn and lstm are not finished; rnn diverged"
+    words = text(write(find_runs([tmp_path]), tmp_path)[0].read_text())
+    for told in ("cwy 3 seeds 2 unfinished, at 4,000 and 4,000 of 4,000 ", "urnn unfinished, at 4,000 of 32,000 ",
+                 "rnn diverged, at 4,000 of 32,000 ", "5 are not finished."):  # fmt: skip
+        assert told in words, told
 
 
 def test_the_page_tells_every_number_and_needs_nothing_else(runs, tmp_path):
@@ -67,7 +82,7 @@ def test_the_page_tells_every_number_and_needs_nothing_else(runs, tmp_path):
         if one.record and one.task == "copying":
             logged = replace(one, record=None)
             assert one.record["crossings"] == {"0.01": logged.crossing(0.01), "0.001": logged.crossing(0.001)}
-    for told in ("goes to zero, the fastest", "no memory (0.0204)", "above 95%", "unfinished, at 4000", "1 is not finished.",
+    for told in ("goes to zero, the fastest", "no memory (0.0204)", "above 95%", "unfinished, at 4,000 of 4,000", "1 is not finished.",
                  "under 0.001 at iteration", "never", "Some CPU", "0123456789ab", "orthogonal_lr", "2e-05"):  # fmt: skip
         assert told in words, told
     for path in tmp_path.glob("*.svg"):
@@ -126,7 +141,7 @@ def test_a_torn_last_line_is_left_out_and_a_damaged_file_is_named(tmp_path):
         with pytest.raises(ReportError, match=f"metrics.jsonl is damaged: {message}"):
             find_runs([tmp_path])
     log.unlink()
-    assert "unfinished, at 0" in text(write(find_runs([tmp_path]), tmp_path)[0].read_text())
+    assert "unfinished, at 0 of 4,000" in text(write(find_runs([tmp_path]), tmp_path)[0].read_text())
     (folder / "config.json").write_text('{"task": "copying"}')
     with pytest.raises(ReportError, match=r"config.json is not a run's: it has no 'method'"):
         find_runs([tmp_path])

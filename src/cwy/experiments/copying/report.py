@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ..report.describe import Baseline, Column, Config, Curve, Description, Series
 from ..report.runs import Run
-from ..report.words import methods, number
+from ..report.words import number, say
 
 # Figures 1a and 4a of the paper, T = 1000 and 2000, N = 190.
 PAPER = {
@@ -41,12 +41,11 @@ def finding(series: Sequence[Series]) -> str:
     learn = [one for one in series if gains[one.label] > 10]
     better = [one for one in series if 1.02 < gains[one.label] <= 10]
     rest = [one for one in series if gains[one.label] <= 1.02]
-    told = [f"{methods(learn, series)} learn{'' if learn[1:] else 's'} to recall the symbols"] if learn else []
+    told = [f"{say(learn, series, 'learns', 'learn')} to recall the symbols"] if learn else []
     if better:
-        told.append(f"{methods(better, series)} get{'' if better[1:] else 's'} under the no-memory baseline")
+        told.append(f"{say(better, series, 'gets', 'get')} under the no-memory baseline")
     if rest:
-        what = "" if better else " beat the no-memory baseline"
-        told.append(f"{methods(rest, series)} {'do' if rest[1:] else 'does'} not{what}")
+        told.append(say(rest, series, "does not", "do not") + ("" if better else " beat the no-memory baseline"))
     return "; ".join(told)
 
 

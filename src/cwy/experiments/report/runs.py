@@ -40,15 +40,21 @@ class Run:
 
     @property
     def status(self) -> str:
-        """ "finished", or how far it has come."""
+        """ "finished", "unfinished" or "diverged"."""
         if self.record:
             return self.record["status"]
-        return f"{'diverged' if (self.folder / 'diverged.txt').exists() else 'unfinished'}, at {self.steps}"
+        return "diverged" if (self.folder / "diverged.txt").exists() else "unfinished"
 
     @cached_property
     def steps(self) -> int:
         """Iterations done."""
         return max((row["step"] for row in self.metrics), default=0)
+
+    @cached_property
+    def total(self) -> int | None:
+        """Iterations up to the end, by its settings; None while they do not tell."""
+        epoch = max((row.get("epoch", 0.0) for row in self.metrics), default=0.0)
+        return self.config.get("iterations") or (round(self.steps * self.config["epochs"] / epoch) if epoch else None)
 
     @cached_property
     def seconds(self) -> float:
