@@ -96,6 +96,20 @@ def test_a_signal_amid_an_evaluation_does_not_wait_for_its_end(step, tmp_path):
     assert same(weights(run, "best.safetensors"), weights(whole, "best.safetensors"))
 
 
+def test_the_best_state_is_the_one_that_the_record_names(tmp_path):
+    run, settings = tmp_path / "run", {"evaluate_every": 10, "save_every": 15}
+    assert train(tmp_path / "short", iterations=10, **settings)[0] == 0
+    killed = loop(run, iterations=40, **settings)
+    killed.model.readout.bias.register_hook(lambda g: g if killed.step < 25 else 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        killed.run()
+    # What comes again need not be what it was, as on a GPU: here step 20, the best before, is worse than step 10.
+    again = loop(run, iterations=40, **settings)
+    again.model.register_forward_hook(lambda model, _, out: out if model.training else -10 * out)
+    assert again.run()["best"]["step"] == 10
+    assert same(weights(run, "best.safetensors"), weights(tmp_path / "short"))
+
+
 def test_resume_restarts_a_run_without_checkpoint_and_leaves_a_finished_one(whole, tmp_path):
     run = tmp_path / "run"
     run.mkdir()

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, ExitStack, closing, contextmanage
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from . import optimizers
 from .clock import Clock
@@ -223,7 +223,8 @@ class Loop:
         value = found.get(split, {}).get(metric)
         if value is not None and (self.state.best is None or better(value, self.state.best["value"])):
             self.state.best = {"metric": f"{split} {metric}", "value": value, "step": self.step}
-            self._write_weights(BEST)
+            self.state.weights = {name: part.to("cpu", copy=True) for name, part in self.model.state_dict().items()}
+            self._write_weights(BEST, self.state.weights)
 
     def _write(self, split: str, metrics: dict[str, float]) -> None:
         self.state.final[split] = metrics
@@ -232,8 +233,7 @@ class Loop:
             self.log.write(self.step, split, seconds=self.clock.seconds, **epoch, **metrics)
             self.display.show(self.step, split, metrics)
 
-    def _write_weights(self, name: str) -> None:
-        weights = self.model.state_dict()
+    def _write_weights(self, name: str, weights: dict[str, Tensor]) -> None:
         if not all_finite(weights):
             raise Diverged(f"a weight is not finite after step {self.step}")
         if self.group.first:
@@ -260,7 +260,7 @@ class Loop:
         self._save()
         if not self.group.first:
             return
-        self.model.load_state_dict(self.folder.best_weights())
+        self.model.load_state_dict(self.state.weights)
         try:
             with self.clock.stopped(), self._evaluating(), self._leaving():
                 found, made = self.task.conclude(self.model)
@@ -272,7 +272,9 @@ class Loop:
             self.folder.write_file(name, content)
 
     def _finish(self) -> dict[str, Any]:
-        self._write_weights(WEIGHTS)
+        self._write_weights(WEIGHTS, self.model.state_dict())
+        if self.state.weights:
+            self._write_weights(BEST, self.state.weights)
         self._conclude()
         record = {
             **self.environment,

@@ -113,15 +113,6 @@ class Folder:
         """Anything else that belongs to the run."""
         files.write(self.path / name, content)
 
-    def best_weights(self) -> dict[str, Tensor]:
-        """The state dict of the best evaluation."""
-        from safetensors import safe_open
-
-        with safe_open(self.path / BEST, framework="pt") as file:
-            state = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-            pairs = json.loads(file.metadata()["complex"])
-        return state | {key: torch.view_as_complex(state[key]) for key in pairs}
-
     def read_weights(self, say: Callable[[str], object]) -> dict[str, Tensor]:
         """The real state dict at the end, or, of a run that has not ended, of its last checkpoint."""
         from safetensors import SafetensorError

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -28,6 +28,8 @@ class State:
         seconds: training time.
         started: when the run began.
         best: the best evaluation: metric, value and step.
+        weights: the model's state then, on the host. A checkpoint holds it: the file of the best state may be that of a step
+            which a run that goes on does not come to again.
         crossings: when the training loss first fell to each threshold.
         final: the last metrics of each split.
         peak_memory: the most bytes that training took on a GPU; 0 elsewhere.
@@ -39,6 +41,7 @@ class State:
     seconds: float = 0.0
     started: str = field(default_factory=now)
     best: dict[str, Any] | None = None
+    weights: dict[str, Tensor] = field(default_factory=dict)
     crossings: dict[str, int | None] = field(default_factory=dict)
     final: dict[str, dict[str, float]] = field(default_factory=dict)
     peak_memory: int = 0
@@ -50,7 +53,7 @@ class State:
             "optimizer": optimizer.state_dict(),
             "meter": meter.state_dict(group),
             "random": {name: group.gather(state) for name, state in _random(group.device).items()},
-            "run": asdict(self),
+            "run": vars(self),
         }
         if not all_finite(whole):
             raise Diverged(f"a weight or what the optimiser remembers is not finite after step {self.step}")
