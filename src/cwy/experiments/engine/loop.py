@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from . import optimizers
 from .clock import Clock
+from .config import blaming_settings
 from .display import Display
 from .distributed import Group
 from .graph import Step
@@ -43,7 +44,8 @@ class Loop:
             torch.backends.cudnn.allow_tf32 = False
         self.task = load(settings.task)(settings, self.device)
         torch.manual_seed(settings.seed)
-        self.model = self.task.model()
+        with blaming_settings():
+            self.model = self.task.model()
         if group.rank:
             # The weights are the same everywhere; what is drawn in training is not.
             torch.manual_seed(settings.seed + group.rank)
