@@ -82,8 +82,9 @@ def test_the_page_tells_every_number_and_needs_nothing_else(runs, tmp_path):
         if one.record and one.task == "copying":
             logged = replace(one, record=None)
             assert one.record["crossings"] == {"0.01": logged.crossing(0.01), "0.001": logged.crossing(0.001)}
-    for told in ("goes to zero, the fastest", "no memory (0.0204)", "above 95%", "unfinished, at 4,000 of 4,000", "1 is not finished.",
-                 "under 0.001 at iteration", "never", "Some CPU", "0123456789ab", "orthogonal_lr", "2e-05"):  # fmt: skip
+    for told in ("goes to zero, the fastest", "no memory (0.0204)", "above 95%", "unfinished, at 4,000 of 4,000",
+                 "1 is not finished.", "under 0.001 at iteration", "never", "Some CPU", "0123456789ab", "orthogonal_lr",
+                 "2e-05"):  # fmt: skip
         assert told in words, told
     for path in tmp_path.glob("*.svg"):
         labels = re.findall(r"<text[^>]*>([^<]*)</text>", path.read_text())

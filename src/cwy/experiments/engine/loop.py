@@ -16,14 +16,14 @@ from .config import blaming_settings
 from .display import Display
 from .distributed import Group
 from .graph import Step
+from .guard import Guard
 from .log import Log
-from .meter import Diverged, Guard, Meter, all_finite
-from .run import BEST, DIVERGED, WEIGHTS, Folder, environment
+from .meter import Diverged, Meter, all_finite
+from .record import environment, record
+from .run import BEST, DIVERGED, WEIGHTS, Folder
 from .signals import Interrupted, Stop, Stopped
 from .state import State
 from .task import Batch, Better, Settings, Task, load
-
-WARN, LIMIT = 1e-4, 1e-2
 
 
 class Loop:
@@ -50,14 +50,12 @@ class Loop:
             # The weights are the same everywhere; what is drawn in training is not.
             torch.manual_seed(settings.seed + group.rank)
         self.optimizer = optimizers.build(self.model, self.config)
-        self.meter, self.guard = Meter(self.device), Guard(self.model.parameters(), self.device)
+        self.meter, self.guard = Meter(self.device), Guard(self.model, self.device)
         self.state = State(settings.to_dict(), crossings={f"{value:g}": None for value in self.task.crossings})
         # As it is now: the code may be changed while the run goes on.
         self.environment, self.clock = environment(settings, self.device), Clock()
         self.log: Log | None = None
         self.read_at, self.weight = (0, 0.0), 1.0
-        self.checked: tuple[int, float | None] = (-1, None)
-        self.warned = False
         self.stop = Stop()
 
     @property
@@ -178,18 +176,7 @@ class Loop:
         self._write("train", metrics)
 
     def _check(self) -> float | None:
-        """The orthogonality error; raises where a run can't go on. Waits for the device."""
-        if self.checked[0] != self.step:
-            self.guard.check(self.step, self.group)
-            self.checked = self.step, optimizers.worst_orthogonality(self.model)
-        error = self.checked[1]
-        # Written so that a NaN stops the run.
-        if error is not None and not error <= LIMIT:
-            raise Diverged(f"the orthogonality error after step {self.step} is {error:.1e}, above {LIMIT:.0e}")
-        if error is not None and error > WARN and not self.warned:
-            self.warned = True
-            self.display.say(f"Warning: the orthogonality error after step {self.step} is {error:.1e}, above {WARN:.0e}.")
-        return error
+        return self.guard.check(self.step, self.group, self.display.say)
 
     def _evaluate(self, last: bool) -> None:
         self._check()
@@ -278,28 +265,14 @@ class Loop:
         if self.state.weights:
             self._write_weights(BEST, self.state.weights)
         self._conclude()
-        record = {
-            **self.environment,
-            "started": self.state.started,
-            "status": "finished",
-            "steps": self.step,
-            "seconds": self.clock.seconds,
-            "processes": self.group.size,
-            "parameters": sum(p.numel() for p in self.model.parameters()),
-            "final": self.state.final,
-            "best": self.state.best,
-        }
-        if self.task.facts:
-            record["data"] = self.task.facts
-        if self.state.crossings:
-            record["crossings"] = self.state.crossings
-        if self.state.peak_memory:
-            record["peak_memory"] = self.state.peak_memory
+        self.state.seconds = self.clock.seconds
+        parameters = sum(p.numel() for p in self.model.parameters())
+        made = record(self.environment, self.state, self.group.size, parameters, self.task.facts)
         if self.log is not None:
             self.log.sync()
-            self.folder.write_record(record)
+            self.folder.write_record(made)
             (self.folder.path / DIVERGED).unlink(missing_ok=True)
-        return record
+        return made
 
     def _autocast(self):
         return torch.autocast(self.device.type, torch.bfloat16) if self.settings.precision == "bfloat16" else nullcontext()

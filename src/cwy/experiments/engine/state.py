@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from . import checkpoint, optimizers
 from .config import ConfigError
 from .distributed import Group
 from .meter import Diverged, Meter, all_finite
-from .run import Folder, differences, now
+from .run import Folder, differences
 
 
 @dataclass
@@ -39,7 +40,7 @@ class State:
     step: int = 0
     due: bool = False
     seconds: float = 0.0
-    started: str = field(default_factory=now)
+    started: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     best: dict[str, Any] | None = None
     weights: dict[str, Tensor] = field(default_factory=dict)
     crossings: dict[str, int | None] = field(default_factory=dict)
