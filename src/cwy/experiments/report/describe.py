@@ -121,13 +121,8 @@ PLAIN = Description(
     curves=(Curve("loss", "loss", "training loss"),),
     columns=(Column("final loss", lambda run: run.last("train", "loss")),),
     about="",
-    finding=lambda series: (
-        ", ".join(
-            f"{one.label} ends at a loss of {loss:.3g}"
-            for one in series
-            if (loss := one.runs[0].last("train", "loss")) is not None
-        )
-        or "not begun yet"
+    finding=lambda series: ", ".join(
+        f"{one.label} ends at a loss of {one.runs[0].last('train', 'loss'):.3g}" for one in series
     ),
 )
 

@@ -7,7 +7,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ..engine import files, log
+from ..engine import files
+from ..engine.run import CONFIG, RECORD, Folder
 
 
 class ReportError(RuntimeError):
@@ -43,7 +44,7 @@ class Run:
         """ "finished", "unfinished" or "diverged"."""
         if self.record:
             return self.record["status"]
-        return "diverged" if (self.folder / "diverged.txt").exists() else "unfinished"
+        return "diverged" if Folder(self.folder).diverged else "unfinished"
 
     @cached_property
     def steps(self) -> int:
@@ -88,10 +89,10 @@ class Run:
 
 def read_run(folder: Path) -> Run:
     """The run in a folder; a damaged file raises by name."""
-    path, ended = folder / "config.json", folder / "record.json"
+    place, path = Folder(folder), folder / CONFIG
     try:
-        config, metrics = files.read_json(path), log.read(folder / log.FILE)
-        record = files.read_json(ended) if ended.exists() else None
+        config, metrics = files.read_json(path), place.rows()
+        record = place.record() if (folder / RECORD).exists() else None
     except files.Damaged as damage:
         raise ReportError(str(damage)) from None
     except OSError as error:
