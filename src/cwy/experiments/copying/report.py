@@ -24,14 +24,8 @@ def baseline(config: Config) -> float:
     return 10 * math.log(8) / (config["T"] + 20)
 
 
-def _last(run: Run, metric: str) -> float | None:
-    """On held-out data; of a run that has not come to it, in training."""
-    held_out = run.last("test", metric)
-    return run.last("train", metric) if held_out is None else held_out
-
-
 def _gain(run: Run) -> float | None:
-    loss = _last(run, "loss")
+    loss = run.last("test", "loss")
     return None if loss is None else baseline(run.config) / loss if loss else math.inf
 
 
@@ -71,9 +65,9 @@ DESCRIPTIONS = {
             ),
         ),
         columns=(
-            Column("held-out loss", lambda run: _last(run, "loss"), number),
+            Column("held-out loss", lambda run: run.last("test", "loss"), number),
             Column("times under the baseline", _gain, lambda value: f"{value:,.0f}" if value >= 10 else f"{value:.2f}"),
-            Column("symbols recalled", lambda run: _last(run, "accuracy"), lambda share: f"{share:.1%}"),
+            Column("symbols recalled", lambda run: run.last("test", "accuracy"), lambda share: f"{share:.1%}"),
             Column("under 0.01 at iteration", lambda run: run.crossing(0.01), lambda step: f"{step:,.0f}", "never"),
             Column("under 0.001 at iteration", lambda run: run.crossing(0.001), lambda step: f"{step:,.0f}", "never"),
         ),
