@@ -56,7 +56,7 @@ def test_a_run_outlives_whoever_reads_what_it_prints(whole, tmp_path):
     assert process.stdout.readline().startswith("copying/small cwy")
     process.stdout.close()
     assert process.wait(60) == 0
-    assert process.stderr.read() == "cwy: nobody reads what is printed any more: the run goes on without.\n"
+    assert process.stderr.read() == "cwy: cannot print any more (Broken pipe); the run goes on without.\n"
     assert same(weights(run), weights(whole))
 
 

@@ -15,9 +15,9 @@ class _Lasting(io.FileIO):
     def write(self, data: Any) -> int | None:
         try:
             return super().write(data)
-        except OSError:
+        except OSError as error:
             if not self.told and self.fileno() == 1:
-                print("cwy: nobody reads what is printed any more: the run goes on without.", file=sys.stderr)
+                print(f"cwy: cannot print any more ({error.strerror}); the run goes on without.", file=sys.stderr)
             self.told = True
             return len(data)
 

@@ -54,8 +54,10 @@ class Run:
     @cached_property
     def total(self) -> int | None:
         """Iterations up to the end, by its settings; None while they do not tell."""
+        if "epochs" not in self.config:
+            return self.config.get("iterations")
         epoch = max((row.get("epoch", 0.0) for row in self.metrics), default=0.0)
-        return self.config.get("iterations") or (round(self.steps * self.config["epochs"] / epoch) if epoch else None)
+        return round(self.steps * self.config["epochs"] / epoch) if epoch else None
 
     @cached_property
     def seconds(self) -> float:
