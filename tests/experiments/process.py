@@ -63,10 +63,9 @@ def cwy(*args: object, ranks: int = 1, **options) -> subprocess.CompletedProcess
     return subprocess.run([*program(ranks), *map(str, args)], env=ENV, capture_output=True, text=True, **options)
 
 
-def start(*args: object, ranks: int = 1, **env: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [*program(ranks), *map(str, args)], env=ENV | env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )  # fmt: skip
+def start(*args: object, ranks: int = 1, preexec_fn=None, **env: str) -> subprocess.Popen[str]:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([*program(ranks), *map(str, args)], env=ENV | env, preexec_fn=preexec_fn, **pipes)
 
 
 def program(ranks: int) -> list[str]:

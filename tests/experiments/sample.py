@@ -39,7 +39,8 @@ def copying(root: Path, method: str, seed: int, T: int = 1000, fall: float = 0.0
         level = base * (1 + 9 * math.exp(-step / 100)) * 10 ** (-fall * max(0, step - 400) / 3600)
         row = {"step": step, "split": "train", "seconds": step * 0.0037, "loss": level * math.exp(noise.gauss(0, 0.08))}
         rows.append({**row, "accuracy": 1 - level, "orthogonality_error": 1e-6, "step_ms": 3.7})
-    values = {str(level): next((row["step"] for row in rows if row["loss"] < level), None) for level in (0.01, 0.001)}
+    rows += [{**rows[-1], "split": "test"}] * finished
+    values = {str(level): next((row["step"] for row in rows if row["loss"] <= level), None) for level in (0.01, 0.001)}
     whole = {"task": "copying", "method": method, "seed": seed, **CONFIG, "T": T, "iterations": 4000, **config}
     suffix = f"-L{config['reflections']}" if "reflections" in config else ""
     return write_run(root / f"T{T}-{method}{suffix}-seed{seed}", whole, rows, finished, crossings=values)

@@ -1,12 +1,17 @@
 """A run stopped at any moment and resumed is the run that was never stopped."""
 
+import fcntl
 import json
+import os
+import pty
 import random
 import re
 import shutil
 import signal
 import socket
+import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
@@ -20,7 +25,7 @@ from cwy.experiments.engine.run import Folder
 from cwy.experiments.engine.signals import Stop, Stopped
 from cwy.experiments.engine.table import table
 
-from .process import arguments, loop, numbers, resume, rows, same, start, train, until, weights
+from .process import ENV, arguments, loop, numbers, program, resume, rows, same, start, train, until, weights
 
 
 def test_stopped_and_resumed_equals_never_stopped(whole, tmp_path):
@@ -43,6 +48,38 @@ def test_stopped_and_resumed_equals_never_stopped(whole, tmp_path):
     torch.testing.assert_close(*parts, rtol=0, atol=0)
     first, second = (json.loads((folder / "record.json").read_text()) for folder in (run, whole))
     assert [first[key] for key in ("steps", "best", "crossings")] == [second[key] for key in ("steps", "best", "crossings")]
+
+
+def test_a_run_outlives_whoever_reads_what_it_prints(whole, tmp_path):
+    run = tmp_path / "run"
+    process = start(*arguments(run))
+    assert process.stdout.readline().startswith("copying/small cwy")
+    process.stdout.close()
+    assert process.wait(60) == 0
+    assert process.stderr.read() == "cwy: cannot print any more (Broken pipe); the run goes on without.\n"
+    assert same(weights(run), weights(whole))
+
+
+def test_a_closed_terminal_stops_a_run_and_saves_it_unless_below_nohup(whole, tmp_path):
+    run = tmp_path / "run"
+    ours, theirs = pty.openpty()
+    own = lambda: fcntl.ioctl(theirs, termios.TIOCSCTTY, 0)
+    streams = dict.fromkeys(("stdin", "stdout", "stderr"), theirs)
+    command = [*program(1), *map(str, arguments(run))]
+    process = subprocess.Popen(command, env=ENV, start_new_session=True, preexec_fn=own, **streams)
+    until(process, run, 50)
+    os.close(theirs)
+    os.close(ours)
+    assert process.wait(10) == 128 + signal.SIGHUP
+    saved = checkpoint.parse(checkpoint.last(run / "checkpoints", print))["run"]["step"]
+    assert max(row["step"] for row in rows(run)) <= saved < 300
+    process = start("resume", run, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    until(process, run, saved + 5)
+    process.send_signal(signal.SIGHUP)
+    _, error = process.communicate()
+    assert (process.returncode, error) == (0, "")
+    assert numbers(run) == numbers(whole)
+    assert same(weights(run), weights(whole))
 
 
 @pytest.mark.parametrize(
@@ -94,6 +131,20 @@ def test_a_signal_amid_an_evaluation_does_not_wait_for_its_end(step, tmp_path):
     assert numbers(run) == numbers(whole)
     assert same(weights(run), weights(whole))
     assert same(weights(run, "best.safetensors"), weights(whole, "best.safetensors"))
+
+
+def test_the_best_state_is_the_one_that_the_record_names(tmp_path):
+    run, settings = tmp_path / "run", {"evaluate_every": 10, "save_every": 15}
+    assert train(tmp_path / "short", iterations=10, **settings)[0] == 0
+    killed = loop(run, iterations=40, **settings)
+    killed.model.readout.bias.register_hook(lambda g: g if killed.step < 25 else 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        killed.run()
+    # What comes again need not be what it was, as on a GPU: here step 20, the best before, is worse than step 10.
+    again = loop(run, iterations=40, **settings)
+    again.model.register_forward_hook(lambda model, _, out: out if model.training else -10 * out)
+    assert again.run()["best"]["step"] == 10
+    assert same(weights(run, "best.safetensors"), weights(tmp_path / "short"))
 
 
 def test_resume_restarts_a_run_without_checkpoint_and_leaves_a_finished_one(whole, tmp_path):

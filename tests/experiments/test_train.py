@@ -125,6 +125,16 @@ def test_a_mistake_is_one_line_and_leaves_nothing(more, settings, message, tmp_p
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_bug_in_a_task_keeps_its_traceback(tmp_path, monkeypatch):
+    # The same kind of error that the library raises where a setting does not suit it.
+    monkeypatch.setattr(task.load("copying"), "model", lambda self: torch.nn.Linear(None, 3))
+    with pytest.raises(TypeError):
+        train(tmp_path / "run")
+    status, said = train(tmp_path, seeds=(0, 1))
+    assert (status, said.count("Traceback (most recent call last)")) == (1, 2)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_folder_with_another_run_is_left_alone(whole):
     with pytest.raises(RunError, match=r"holds another run: lr is 0\.001 there\. Choose another --out"):
         train(whole, lr=0.5)

@@ -90,10 +90,11 @@ def train(
     """Trains a task of the paper and writes a run folder.
 
     Several methods or seeds make a sweep: one folder a run, those already
-    finished are skipped. SIGTERM and Ctrl-C save and stop; `cwy resume` goes on.
+    finished are skipped. SIGTERM, Ctrl-C and the end of the terminal save and
+    stop; `cwy resume` goes on.
     Many GPUs: torchrun --nproc-per-node=K -m cwy train …
 
-    Exit status: 0 finished, 1 failed, 2 wrong usage, 3 diverged, 130 or 143 stopped and saved.
+    Exit status: 0 finished, 1 failed, 2 wrong usage, 3 diverged, 129, 130 or 143 stopped and saved.
     """
     given = [None] if method is None else [name.strip() for name in method.split(",") if name.strip()]
     names = list(dict.fromkeys(given))
@@ -228,7 +229,10 @@ def data_decode(name: Annotated[str, typer.Argument(metavar="NAME", help="kth or
 
 def _run(command: Callable[..., int]) -> None:
     """Ends with the status of a command of the engine, which it is given, with a console and what hears of signals."""
+    from .engine.streams import outlast
+
     _need_experiments()
+    outlast()
     with _unless_interrupted("stopped before anything was done") as stop:
         with stop.interrupting():
             from rich.console import Console
@@ -245,15 +249,15 @@ def _run(command: Callable[..., int]) -> None:
 
 @contextmanager
 def _unless_interrupted(told: str) -> Generator[Stop]:
-    """SIGTERM and Ctrl-C, where they interrupt, end the command with a line and their status."""
-    from .engine.signals import Interrupted, Stop
+    """Signals, where they interrupt, end the command with a line and their status."""
+    from .engine.signals import Interrupted, Stop, status
 
     with Stop() as stop:
         try:
             yield stop
         except Interrupted:
             print(f"cwy: {told}.", file=sys.stderr)
-            sys.exit(stop.status)
+            sys.exit(status(stop.signal))
 
 
 def _need_experiments() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..report.describe import Baseline, Column, Curve, Description, Series
-from ..report.words import methods, number
+from ..report.words import number, say
 
 # The variance of the sum of two numbers uniform in [0, 1].
 BASELINE = 1 / 6
@@ -14,9 +14,9 @@ BASELINE = 1 / 6
 def _finding(series: Sequence[Series]) -> str:
     learn = [one for one in series if max(run.last("train", "loss") or 1 for run in one.runs) < BASELINE / 10]
     rest = [one for one in series if one not in learn]
-    told = [f"{methods(learn, series)} learn{'' if learn[1:] else 's'} to add"] if learn else []
+    told = [f"{say(learn, series, 'learns', 'learn')} to add"] if learn else []
     if rest:
-        told.append(f"{methods(rest, series)} {'do' if rest[1:] else 'does'} not{'' if learn else ' learn to add'}")
+        told.append(say(rest, series, "does not", "do not") + ("" if learn else " learn to add"))
     return ", ".join(told)
 
 

@@ -66,9 +66,7 @@ def _over_seeds(one: Series) -> tuple[float, float]:
 
 def _finding(series: Sequence[Series]) -> str:
     fitted = [one for one in series if all(slope(run) for run in one.runs)]
-    growths = [growth for one in series for run in one.runs if (growth := run.last("test", "growth")) is not None]
-    if not growths:
-        return "not evaluated yet"
+    growths = (growth for one in series for run in one.runs if (growth := run.last("test", "growth")) is not None)
     kept = min(growths) >= -ROUNDING
     norms = "no vector ever gets shorter" if kept else "some vector GETS SHORTER"
     if not fitted:

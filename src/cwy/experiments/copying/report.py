@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ..report.describe import Baseline, Column, Config, Curve, Description, Series
 from ..report.runs import Run
-from ..report.words import methods, number
+from ..report.words import number, say
 
 # Figures 1a and 4a of the paper, T = 1000 and 2000, N = 190.
 PAPER = {
@@ -24,14 +24,8 @@ def baseline(config: Config) -> float:
     return 10 * math.log(8) / (config["T"] + 20)
 
 
-def _last(run: Run, metric: str) -> float | None:
-    """On held-out data; of a run that has not come to it, in training."""
-    held_out = run.last("test", metric)
-    return run.last("train", metric) if held_out is None else held_out
-
-
 def _gain(run: Run) -> float | None:
-    loss = _last(run, "loss")
+    loss = run.last("test", "loss")
     return None if loss is None else baseline(run.config) / loss if loss else math.inf
 
 
@@ -41,12 +35,11 @@ def finding(series: Sequence[Series]) -> str:
     learn = [one for one in series if gains[one.label] > 10]
     better = [one for one in series if 1.02 < gains[one.label] <= 10]
     rest = [one for one in series if gains[one.label] <= 1.02]
-    told = [f"{methods(learn, series)} learn{'' if learn[1:] else 's'} to recall the symbols"] if learn else []
+    told = [f"{say(learn, series, 'learns', 'learn')} to recall the symbols"] if learn else []
     if better:
-        told.append(f"{methods(better, series)} get{'' if better[1:] else 's'} under the no-memory baseline")
+        told.append(f"{say(better, series, 'gets', 'get')} under the no-memory baseline")
     if rest:
-        what = "" if better else " beat the no-memory baseline"
-        told.append(f"{methods(rest, series)} {'do' if rest[1:] else 'does'} not{what}")
+        told.append(say(rest, series, "does not", "do not") + ("" if better else " beat the no-memory baseline"))
     return "; ".join(told)
 
 
@@ -72,9 +65,9 @@ DESCRIPTIONS = {
             ),
         ),
         columns=(
-            Column("held-out loss", lambda run: _last(run, "loss"), number),
+            Column("held-out loss", lambda run: run.last("test", "loss"), number),
             Column("times under the baseline", _gain, lambda value: f"{value:,.0f}" if value >= 10 else f"{value:.2f}"),
-            Column("symbols recalled", lambda run: _last(run, "accuracy"), lambda share: f"{share:.1%}"),
+            Column("symbols recalled", lambda run: run.last("test", "accuracy"), lambda share: f"{share:.1%}"),
             Column("under 0.01 at iteration", lambda run: run.crossing(0.01), lambda step: f"{step:,.0f}", "never"),
             Column("under 0.001 at iteration", lambda run: run.crossing(0.001), lambda step: f"{step:,.0f}", "never"),
         ),

@@ -10,5 +10,5 @@ A task is a subclass of :class:`~cwy.experiments.engine.task.Task` in a folder o
   last evaluation), ``conclude(model)`` (at the end, with the best state), ``facts`` (of the data).
 
 ``loop.Loop(settings, folder, group, display).run()`` trains one; the rest are its parts: config, checkpoint, log, run
-(the folder), state, signals, distributed. ``command`` is what the command line calls.
+(the folder), record, state, guard, signals, streams, distributed. ``command`` is what the command line calls.
 """

@@ -136,12 +136,9 @@ def _train(settings: Settings, folder: Folder, group: Group, stop: Stop, display
     try:
         with stop.interrupting():
             loop = Loop(settings, folder, group, display)
-    except (ValueError, TypeError, DataError) as error:
-        raise RunError(str(error)) from error
-    try:
         with _writing(folder):
             return loop.run(stop)
-    except (ConfigError, Damaged) as error:
+    except (ConfigError, DataError, Damaged) as error:
         raise RunError(str(error)) from error
 
 

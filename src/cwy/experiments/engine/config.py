@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from functools import cache
+from traceback import walk_tb
 from types import NoneType
 from typing import Any, Self, get_args, get_type_hints
 
@@ -81,6 +83,19 @@ class Config:
     def to_dict(self) -> dict[str, Any]:
         """Every setting by its name."""
         return asdict(self)
+
+
+@contextmanager
+def blaming_settings() -> Generator[None]:
+    """What the library refuses in here is a mistake in the settings; any other error is one in the code, and stays."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        *_, (frame, _) = walk_tb(error.__traceback__)
+        module = frame.f_globals["__name__"]
+        if module.startswith("cwy.experiments.") or not module.startswith("cwy."):
+            raise
+        raise ConfigError(str(error)) from error
 
 
 def check_key(cls: type[Config], key: str) -> None:

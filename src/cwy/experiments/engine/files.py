@@ -35,9 +35,12 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 def read_json(path: Path) -> dict[str, Any]:
     """What :func:`write_json` wrote."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise Damaged(f"{path} is damaged: {error}.") from None
+    if not isinstance(content, dict):
+        raise Damaged(f"{path} is damaged: it holds no JSON object.")
+    return content
 
 
 def _flush_folder(folder: Path) -> None:

@@ -56,8 +56,9 @@ def read(path: Path) -> list[dict[str, Any]]:
     for number, line in enumerate(lines, 1):
         try:
             row = json.loads(line)
-            rows.append({**row, "step": int(row["step"]), "split": str(row["split"])})
-        except (ValueError, KeyError, TypeError) as error:
+            head = {"step": int(row.pop("step")), "split": str(row.pop("split"))}
+            rows.append(head | {name: float(value) for name, value in row.items()})
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise files.Damaged(f"{path} is damaged: line {number}: {error}.") from None
     return rows
 

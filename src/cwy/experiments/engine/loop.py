@@ -8,21 +8,22 @@ from contextlib import AbstractContextManager, ExitStack, closing, contextmanage
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from . import optimizers
 from .clock import Clock
+from .config import blaming_settings
 from .display import Display
 from .distributed import Group
 from .graph import Step
+from .guard import Guard
 from .log import Log
-from .meter import Diverged, Guard, Meter, all_finite
-from .run import BEST, DIVERGED, WEIGHTS, Folder, environment
+from .meter import Diverged, Meter, all_finite
+from .record import environment, record
+from .run import BEST, DIVERGED, WEIGHTS, Folder
 from .signals import Interrupted, Stop, Stopped
 from .state import State
 from .task import Batch, Better, Settings, Task, load
-
-WARN, LIMIT = 1e-4, 1e-2
 
 
 class Loop:
@@ -43,19 +44,18 @@ class Loop:
             torch.backends.cudnn.allow_tf32 = False
         self.task = load(settings.task)(settings, self.device)
         torch.manual_seed(settings.seed)
-        self.model = self.task.model()
+        with blaming_settings():
+            self.model = self.task.model()
         if group.rank:
             # The weights are the same everywhere; what is drawn in training is not.
             torch.manual_seed(settings.seed + group.rank)
         self.optimizer = optimizers.build(self.model, self.config)
-        self.meter, self.guard = Meter(self.device), Guard(self.model.parameters(), self.device)
+        self.meter, self.guard = Meter(self.device), Guard(self.model, self.device)
         self.state = State(settings.to_dict(), crossings={f"{value:g}": None for value in self.task.crossings})
         # As it is now: the code may be changed while the run goes on.
         self.environment, self.clock = environment(settings, self.device), Clock()
         self.log: Log | None = None
         self.read_at, self.weight = (0, 0.0), 1.0
-        self.checked: tuple[int, float | None] = (-1, None)
-        self.warned = False
         self.stop = Stop()
 
     @property
@@ -176,18 +176,7 @@ class Loop:
         self._write("train", metrics)
 
     def _check(self) -> float | None:
-        """The orthogonality error; raises where a run can't go on. Waits for the device."""
-        if self.checked[0] != self.step:
-            self.guard.check(self.step, self.group)
-            self.checked = self.step, optimizers.worst_orthogonality(self.model)
-        error = self.checked[1]
-        # Written so that a NaN stops the run.
-        if error is not None and not error <= LIMIT:
-            raise Diverged(f"the orthogonality error after step {self.step} is {error:.1e}, above {LIMIT:.0e}")
-        if error is not None and error > WARN and not self.warned:
-            self.warned = True
-            self.display.say(f"Warning: the orthogonality error after step {self.step} is {error:.1e}, above {WARN:.0e}.")
-        return error
+        return self.guard.check(self.step, self.group, self.display.say)
 
     def _evaluate(self, last: bool) -> None:
         self._check()
@@ -223,7 +212,8 @@ class Loop:
         value = found.get(split, {}).get(metric)
         if value is not None and (self.state.best is None or better(value, self.state.best["value"])):
             self.state.best = {"metric": f"{split} {metric}", "value": value, "step": self.step}
-            self._write_weights(BEST)
+            self.state.weights = {name: part.to("cpu", copy=True) for name, part in self.model.state_dict().items()}
+            self._write_weights(BEST, self.state.weights)
 
     def _write(self, split: str, metrics: dict[str, float]) -> None:
         self.state.final[split] = metrics
@@ -232,8 +222,7 @@ class Loop:
             self.log.write(self.step, split, seconds=self.clock.seconds, **epoch, **metrics)
             self.display.show(self.step, split, metrics)
 
-    def _write_weights(self, name: str) -> None:
-        weights = self.model.state_dict()
+    def _write_weights(self, name: str, weights: dict[str, Tensor]) -> None:
         if not all_finite(weights):
             raise Diverged(f"a weight is not finite after step {self.step}")
         if self.group.first:
@@ -260,7 +249,7 @@ class Loop:
         self._save()
         if not self.group.first:
             return
-        self.model.load_state_dict(self.folder.best_weights())
+        self.model.load_state_dict(self.state.weights)
         try:
             with self.clock.stopped(), self._evaluating(), self._leaving():
                 found, made = self.task.conclude(self.model)
@@ -272,30 +261,18 @@ class Loop:
             self.folder.write_file(name, content)
 
     def _finish(self) -> dict[str, Any]:
-        self._write_weights(WEIGHTS)
+        self._write_weights(WEIGHTS, self.model.state_dict())
+        if self.state.weights:
+            self._write_weights(BEST, self.state.weights)
         self._conclude()
-        record = {
-            **self.environment,
-            "started": self.state.started,
-            "status": "finished",
-            "steps": self.step,
-            "seconds": self.clock.seconds,
-            "processes": self.group.size,
-            "parameters": sum(p.numel() for p in self.model.parameters()),
-            "final": self.state.final,
-            "best": self.state.best,
-        }
-        if self.task.facts:
-            record["data"] = self.task.facts
-        if self.state.crossings:
-            record["crossings"] = self.state.crossings
-        if self.state.peak_memory:
-            record["peak_memory"] = self.state.peak_memory
+        self.state.seconds = self.clock.seconds
+        parameters = sum(p.numel() for p in self.model.parameters())
+        made = record(self.environment, self.state, self.group.size, parameters, self.task.facts)
         if self.log is not None:
             self.log.sync()
-            self.folder.write_record(record)
+            self.folder.write_record(made)
             (self.folder.path / DIVERGED).unlink(missing_ok=True)
-        return record
+        return made
 
     def _autocast(self):
         return torch.autocast(self.device.type, torch.bfloat16) if self.settings.precision == "bfloat16" else nullcontext()

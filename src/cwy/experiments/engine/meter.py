@@ -1,12 +1,11 @@
-"""Sums of metrics and the watch for values that are not finite, kept on the device: nothing here waits for it."""
+"""Sums of metrics, kept on the device, and the search for values that are not finite."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from .distributed import Group
 
@@ -51,32 +50,3 @@ class Meter:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.names, self.sums, self.steps = state["names"], state["sums"].to(self.sums.device), state["steps"]
-
-
-class Guard:
-    """Keeps what is not finite from the weights.
-
-    From the first step whose loss or gradient is not finite, gradients are zero: that is decided on the device, and the
-    loop finds out at the next reading.
-    """
-
-    def __init__(self, parameters: Iterable[nn.Parameter], device: torch.device) -> None:
-        self.parameters = list(parameters)
-        self.bad = torch.zeros((), dtype=torch.bool, device=device)
-        self.count = torch.zeros((), dtype=torch.int64, device=device)
-
-    @torch.no_grad()
-    def screen(self, loss: Tensor) -> None:
-        """Looks at the loss and the gradients of a step, before it is taken."""
-        gradients = [p.grad for p in self.parameters if p.grad is not None]
-        largest = nn.utils.get_total_norm(gradients, norm_type=torch.inf)
-        self.bad |= ~torch.isfinite(largest + loss)
-        for gradient in gradients:
-            gradient.masked_fill_(self.bad, 0)
-        self.count += self.bad
-
-    def check(self, step: int, group: Group) -> None:
-        """Raises if one of the steps up to this one was not finite. Waits for the device."""
-        count = max(int(part) for part in group.gather(self.count.cpu().reshape(1)))
-        if count:
-            raise Diverged(f"the loss or a gradient of step {step - count + 1} was not finite")

@@ -1,11 +1,10 @@
-"""The folder of a run: what is in it, and the record that is written at the end."""
+"""The folder of a run, and what is in it."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
 from typing import IO, Any
@@ -13,7 +12,6 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
-from ... import __version__, info
 from . import checkpoint, files, log
 from .config import ConfigError
 from .task import Settings
@@ -113,15 +111,6 @@ class Folder:
         """Anything else that belongs to the run."""
         files.write(self.path / name, content)
 
-    def best_weights(self) -> dict[str, Tensor]:
-        """The state dict of the best evaluation."""
-        from safetensors import safe_open
-
-        with safe_open(self.path / BEST, framework="pt") as file:
-            state = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-            pairs = json.loads(file.metadata()["complex"])
-        return state | {key: torch.view_as_complex(state[key]) for key in pairs}
-
     def read_weights(self, say: Callable[[str], object]) -> dict[str, Tensor]:
         """The real state dict at the end, or, of a run that has not ended, of its last checkpoint."""
         from safetensors import SafetensorError
@@ -141,26 +130,3 @@ class Folder:
     def last_checkpoint(self) -> Path | None:
         """The newest checkpoint, if there is one."""
         return next(iter(checkpoint.listed(self.checkpoints)), None)
-
-
-def now() -> str:
-    """The time, to the second, in ISO form."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def environment(settings: Settings, device: torch.device) -> dict[str, Any]:
-    """What the numbers of a run belong to."""
-    commit = info.commit()
-    return {
-        "cwy": __version__,
-        "task": settings.task,
-        "recipe": settings.recipe,
-        "method": settings.method,
-        "seed": settings.seed,
-        "config": settings.to_dict(),
-        "commit": commit.removesuffix("+dirty"),
-        "dirty": commit.endswith("+dirty"),
-        "versions": info.versions(),
-        "device": info.device_name(device),
-        "threads": torch.get_num_threads(),
-    }

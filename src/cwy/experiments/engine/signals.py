@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C: the first asks to stop, the second ends at once."""
+"""SIGTERM, Ctrl-C and a closed terminal (SIGHUP): the first asks to stop, a second ends at once."""
 
 from __future__ import annotations
 
@@ -10,6 +10,11 @@ from pathlib import Path
 from types import FrameType
 
 
+def status(number: int) -> int:
+    """The exit status of what a signal ended, as in a shell: 143 for SIGTERM, 130 for Ctrl-C, 129 for SIGHUP."""
+    return 128 + number
+
+
 class Interrupted(BaseException):
     """The first signal, where there is nothing to save yet. Not an Exception: what mends failures is not to mend it."""
 
@@ -19,26 +24,19 @@ class Stopped(Exception):
 
     def __init__(self, signal: int, where: str, folder: Path) -> None:
         super().__init__(f"stopped {where}. To go on: cwy resume {folder}")
-        self.status = 128 + signal
+        self.status = status(signal)
 
 
 class Stop:
-    """While entered, remembers the signal that asked to stop.
+    """While entered, remembers the signal that asked to stop; a SIGHUP that is ignored, as below ``nohup``, stays ignored.
 
     Attributes:
         signal: its number, 0 if none came.
     """
 
-    SIGNALS = (signal.SIGTERM, signal.SIGINT)
-
     def __init__(self) -> None:
         self.signal = 0
         self._interrupts = False
-
-    @property
-    def status(self) -> int:
-        """The exit status, as in a shell: 143 for SIGTERM, 130 for Ctrl-C."""
-        return 128 + self.signal
 
     @contextmanager
     def interrupting(self) -> Generator[None]:
@@ -53,7 +51,10 @@ class Stop:
             self._interrupts = False
 
     def __enter__(self) -> Stop:
-        self._before = {number: signal.signal(number, self._heard) for number in self.SIGNALS}
+        numbers = [signal.SIGTERM, signal.SIGINT]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            numbers.append(signal.SIGHUP)
+        self._before = {number: signal.signal(number, self._heard) for number in numbers}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -61,8 +62,10 @@ class Stop:
             signal.signal(number, handler)
 
     def _heard(self, number: int, frame: FrameType | None) -> None:
+        if self.signal and number == signal.SIGHUP:
+            return  # a shell and its terminal tell of one end twice
         if self.signal:
-            os._exit(128 + number)
+            os._exit(status(number))
         self.signal = number
         self._interrupt()
 

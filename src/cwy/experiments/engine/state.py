@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from . import checkpoint, optimizers
 from .config import ConfigError
 from .distributed import Group
 from .meter import Diverged, Meter, all_finite
-from .run import Folder, differences, now
+from .run import Folder, differences
 
 
 @dataclass
@@ -28,6 +29,8 @@ class State:
         seconds: training time.
         started: when the run began.
         best: the best evaluation: metric, value and step.
+        weights: the model's state then, on the host. A checkpoint holds it: the file of the best state may be that of a step
+            which a run that goes on does not come to again.
         crossings: when the training loss first fell to each threshold.
         final: the last metrics of each split.
         peak_memory: the most bytes that training took on a GPU; 0 elsewhere.
@@ -37,8 +40,9 @@ class State:
     step: int = 0
     due: bool = False
     seconds: float = 0.0
-    started: str = field(default_factory=now)
+    started: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     best: dict[str, Any] | None = None
+    weights: dict[str, Tensor] = field(default_factory=dict)
     crossings: dict[str, int | None] = field(default_factory=dict)
     final: dict[str, dict[str, float]] = field(default_factory=dict)
     peak_memory: int = 0
@@ -50,7 +54,7 @@ class State:
             "optimizer": optimizer.state_dict(),
             "meter": meter.state_dict(group),
             "random": {name: group.gather(state) for name, state in _random(group.device).items()},
-            "run": asdict(self),
+            "run": vars(self),
         }
         if not all_finite(whole):
             raise Diverged(f"a weight or what the optimiser remembers is not finite after step {self.step}")

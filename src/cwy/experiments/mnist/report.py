@@ -19,11 +19,8 @@ PUBLISHED = {
 
 
 def _finding(series: Sequence[Series]) -> str:
-    ends = [(one.label, [run.last("test", "accuracy") for run in one.runs]) for one in series]
-    known = sorted(
-        ((label, mean(v for v in values if v is not None)) for label, values in ends if any(values)), key=lambda e: -e[1]
-    )
-    return ", ".join(f"{label} {percent(value)}" for label, value in known) + " test accuracy" if known else "not evaluated yet"
+    ends = [(mean(run.last("test", "accuracy") or 0.0 for run in one.runs), one.label) for one in series]
+    return ", ".join(f"{label} {percent(value)}" for value, label in sorted(ends, reverse=True)) + " test accuracy"
 
 
 def _published(permuted: bool, config: Config) -> str | None:

@@ -99,7 +99,7 @@ class Description:
             that are named by their value alone.
         curves: the figures of a panel.
         columns: the numbers of the summary.
-        finding: one sentence on what a panel's series show, true for their numbers.
+        finding: one sentence on what a panel's series show, true for their numbers; of runs that ended.
         published: what was published of a method with such settings, if anything.
         about: one or two sentences on the task and the published claim.
         pictures: what a panel's series show beside the curves.
@@ -121,13 +121,8 @@ PLAIN = Description(
     curves=(Curve("loss", "loss", "training loss"),),
     columns=(Column("final loss", lambda run: run.last("train", "loss")),),
     about="",
-    finding=lambda series: (
-        ", ".join(
-            f"{one.label} ends at a loss of {loss:.3g}"
-            for one in series
-            if (loss := one.runs[0].last("train", "loss")) is not None
-        )
-        or "not begun yet"
+    finding=lambda series: ", ".join(
+        f"{one.label} ends at a loss of {one.runs[0].last('train', 'loss'):.3g}" for one in series
     ),
 )
 

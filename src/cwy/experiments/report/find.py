@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from ..engine.run import CONFIG
 from . import tables
 from .panels import arrange
 from .runs import ReportError, Run, read_run
@@ -35,9 +36,9 @@ def find_runs(folders: Iterable[Path], say: Callable[[str], object] | None = Non
 def _places(folder: Path) -> list[Path]:
     if not folder.is_dir():
         raise ReportError(f"{folder} is not a folder.")
-    places = [config.parent for config in sorted(folder.rglob("config.json"))]
+    places = [config.parent for config in sorted(folder.rglob(CONFIG))]
     if not places:
-        raise ReportError(f"no run below {folder}: a run folder holds config.json. `cwy train --help` says how to make one.")
+        raise ReportError(f"no run below {folder}: a run folder holds {CONFIG}. `cwy train --help` says how to make one.")
     return places
 
 

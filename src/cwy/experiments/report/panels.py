@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .describe import Config, Curve, Description, Series, describe
 from .runs import Run
-from .words import number
+from .words import number, say
 
 # What may differ between two runs of one curve.
 INCIDENTAL = {"seed", "recipe", "device", "compile", "log_every", "evaluate_every", "save_every"}
@@ -50,8 +50,15 @@ class Panel:
 
     @property
     def finding(self) -> str:
-        """What it shows, in a sentence."""
-        return self.description.finding(self.series)
+        """What the runs that ended show, in a sentence, and which series have none."""
+        ended = [replace(one, runs=runs) for one in self.series if (runs := [run for run in one.runs if run.record])]
+        told = [self.description.finding(ended)] if ended else []
+        left = [one for one in self.series if not any(run.record for run in one.runs)]
+        diverged = [one for one in left if all(run.status == "diverged" for run in one.runs)]
+        going = [one for one in left if one not in diverged]
+        told += [say(going, self.series, "is not finished", "are not finished")] if going else []
+        told += [say(diverged, self.series, "diverged", "diverged")] if diverged else []
+        return "; ".join(told)
 
     @property
     def runs(self) -> list[Run]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-HEAD = ("step", "split")
+from ..engine import files
+from ..engine.run import CONFIG, RECORD, Folder
 
 
 class ReportError(RuntimeError):
@@ -41,15 +41,23 @@ class Run:
 
     @property
     def status(self) -> str:
-        """ "finished", or how far it has come."""
+        """ "finished", "unfinished" or "diverged"."""
         if self.record:
             return self.record["status"]
-        return f"{'diverged' if (self.folder / 'diverged.txt').exists() else 'unfinished'}, at {self.steps}"
+        return "diverged" if Folder(self.folder).diverged else "unfinished"
 
     @cached_property
     def steps(self) -> int:
         """Iterations done."""
         return max((row["step"] for row in self.metrics), default=0)
+
+    @cached_property
+    def total(self) -> int | None:
+        """Iterations up to the end, by its settings; None while they do not tell."""
+        if "epochs" not in self.config:
+            return self.config.get("iterations")
+        epoch = max((row.get("epoch", 0.0) for row in self.metrics), default=0.0)
+        return round(self.steps * self.config["epochs"] / epoch) if epoch else None
 
     @cached_property
     def seconds(self) -> float:
@@ -83,36 +91,15 @@ class Run:
 
 def read_run(folder: Path) -> Run:
     """The run in a folder; a damaged file raises by name."""
-    config = _json(folder / "config.json")
+    place, path = Folder(folder), folder / CONFIG
+    try:
+        config, metrics = files.read_json(path), place.rows()
+        record = place.record() if (folder / RECORD).exists() else None
+    except files.Damaged as damage:
+        raise ReportError(str(damage)) from None
+    except OSError as error:
+        raise ReportError(f"cannot read {error.filename}: {error.strerror}.") from None
     for key in ("task", "method", "seed"):
         if key not in config:
-            raise ReportError(f"{folder / 'config.json'} is not a run's: it has no {key!r}.")
-    record = _json(folder / "record.json") if (folder / "record.json").exists() else None
-    return Run(folder, config, _rows(folder / "metrics.jsonl"), record)
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ReportError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}.") from error
-    if not isinstance(content, dict):
-        raise ReportError(f"cannot read {path}: it holds no JSON object.")
-    return content
-
-
-def _rows(path: Path) -> list[dict[str, Any]]:
-    try:
-        lines = path.read_bytes().split(b"\n") if path.exists() else [b""]
-    except OSError as error:
-        raise ReportError(f"cannot read {path}: {error.strerror}.") from error
-    # What follows the last newline is a row that is being written.
-    rows = []
-    for number, line in enumerate(lines[:-1], 1):
-        try:
-            row = json.loads(line)
-            metrics = {key: value if value is None else float(value) for key, value in row.items() if key not in HEAD}
-            rows.append({"step": int(row["step"]), "split": str(row["split"]), **metrics})
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ReportError(f"cannot read {path}, line {number}: {error}.") from error
-    return rows
+            raise ReportError(f"{path} is not a run's: it has no {key!r}.")
+    return Run(folder, config, metrics, record)

@@ -7,11 +7,11 @@ from dataclasses import replace
 from html import escape
 from statistics import mean
 
-from .describe import Column
+from .describe import Column, Series
 from .figure import styles
 from .panels import LETTERS, Panel
 from .runs import Run
-from .words import duration, number
+from .words import duration, listed, number
 
 TIME = Column("training time", lambda run: run.seconds, duration)
 
@@ -25,12 +25,23 @@ def summary(panel: Panel) -> str:
     for one, style, told in zip(panel.series, styles(panel.series), published, strict=True):
         dot = f'<i style="background:{style["color"]}"></i>'
         seeds = f" <small>{one.count}</small>" if len(one.runs) > 1 else ""
-        unfinished = "" if all(run.record for run in one.runs) else ' <small class="warn">unfinished</small>'
         cells = [f"<td>{_over_seeds(column, one.runs)}</td>" for column in columns]
         cells += [f'<td class="text">{escape(told or "–")}</td>'] * any(published)
-        name = f'<th scope="row">{dot}{escape(one.label)}{seeds}{unfinished}</th>'
+        name = f'<th scope="row">{dot}{escape(one.label)}{seeds}{_open(one)}</th>'
         rows.append(f'<tr data-series="{escape(one.label)}">{name}{"".join(cells)}</tr>')
     return _table(heads, rows)
+
+
+def _open(one: Series) -> str:
+    """How many of its runs have not ended, and how far each has come."""
+    left = [run for run in one.runs if not run.record]
+    if not left:
+        return ""
+    count = f"{len(left)} " if len(one.runs) > 1 else ""
+    statuses, totals = ({getattr(run, what) for run in left} for what in ("status", "total"))
+    of = f" of {total:,}" if len(totals) == 1 and (total := totals.pop()) else ""
+    told = f"{count}{' or '.join(sorted(statuses))}, at {listed([f'{run.steps:,}' for run in left])}{of}"
+    return f'<br><small class="warn">{told}</small>'
 
 
 def every_run(panels: Sequence[Panel]) -> str:

@@ -17,10 +17,11 @@ def listed(names: Sequence[str]) -> str:
     return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else names[0]
 
 
-def methods(chosen: Sequence[Series], everyone: Sequence[Series]) -> str:
-    """The chosen series as a sentence lists them: a method whose variants are all chosen goes by its name alone."""
+def say(chosen: Sequence[Series], everyone: Sequence[Series], does: str, do: str) -> str:
+    """The chosen series and their verb; a method whose variants are all chosen goes by its name alone."""
     whole = {one.method for one in everyone} - {one.method for one in everyone if one not in chosen}
-    return listed(list(dict.fromkeys(one.method if one.method in whole else one.label for one in chosen)))
+    names = list(dict.fromkeys(one.method if one.method in whole else one.label for one in chosen))
+    return f"{listed(names)} {do if names[1:] else does}"
 
 
 def number(value: float) -> str:

@@ -1,0 +1,32 @@
+"""Standard output and error that may close while a run goes on."""
+
+from __future__ import annotations
+
+import io
+import sys
+from typing import Any
+
+
+class _Lasting(io.FileIO):
+    """Drops what can't be written: nobody reads it any more, as when ``head`` has seen enough or the terminal is gone."""
+
+    told = False
+
+    def write(self, data: Any) -> int | None:
+        try:
+            return super().write(data)
+        except OSError as error:
+            if not self.told and self.fileno() == 1:
+                print(f"cwy: cannot print any more ({error.strerror}); the run goes on without.", file=sys.stderr)
+            self.told = True
+            return len(data)
+
+
+def outlast() -> None:
+    """From here on printing never fails."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is not None:
+            options = {key: getattr(stream, key) for key in ("encoding", "errors", "line_buffering")}
+            raw = _Lasting(stream.fileno(), "w", closefd=False)
+            setattr(sys, name, io.TextIOWrapper(io.BufferedWriter(raw), **options))
