@@ -56,7 +56,10 @@ class Panel:
         left = [one for one in self.series if not any(run.record for run in one.runs)]
         diverged = [one for one in left if all(run.status == "diverged" for run in one.runs)]
         going = [one for one in left if one not in diverged]
-        told += [say(going, self.series, "is not finished", "are not finished")] if going else []
+        if len(going) > 3:
+            told.append(f"{len(going)} others are not finished")
+        elif going:
+            told.append(say(going, self.series, "is not finished", "are not finished"))
         told += [say(diverged, self.series, "diverged", "diverged")] if diverged else []
         return "; ".join(told)
 
