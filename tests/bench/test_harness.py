@@ -197,12 +197,11 @@ def test_peak_memory_is_the_most_held_at_once():
     ],
     ids=lambda given: getattr(given, "__name__", ""),
 )
-def test_on_a_gpu_everything_that_torch_has_passes_and_is_timed(module, sizes, recorded, not_recorded):
+def test_on_a_gpu_everything_that_is_here_passes_and_is_timed(module, sizes, recorded, not_recorded):
     device, rows = torch.device("cuda"), []
-    wanted = lambda one: one.package in ("torch", "cwy")
     effort = replace(SHORT, counts=True)
-    run("trial", module.entries, sizes, wanted, torch.float32, context(device, 0), effort, rows)
-    assert {row.status for row in rows} <= {"ok", "skipped"}, [row.reason for row in rows]
+    run("trial", module.entries, sizes, lambda one: True, torch.float32, context(device, 0), effort, rows)
+    assert {row.status for row in rows} <= {"ok", "skipped", "missing"}, [row.reason for row in rows]
     timed = [row for row in rows if row.status == "ok"]
     assert all(row.forward > 0 and row.memory > 0 and row.forward_flops > 0 for row in timed)
     graphs = {row.entry for row in timed if row.forward_graph}
