@@ -63,6 +63,11 @@ def test_a_run_that_was_stopped_is_not_judged(tmp_path):
     (tmp_path / "T1000-rnn-seed0/diverged.txt").touch()
     (panel,) = arrange(find_runs([tmp_path]))
     assert panel.finding == "cwy learns to recall the symbols; urnn and lstm are not finished; rnn diverged"
+    for method in "eurnn", "exprnn":
+        copying(tmp_path / "more", method, 0, finished=False)
+    (panel,) = arrange(find_runs([tmp_path]))
+    assert panel.finding == "cwy learns to recall the symbols; 4 others are not finished; rnn diverged"
+    shutil.rmtree(tmp_path / "more")
     words = text(write(find_runs([tmp_path]), tmp_path)[0].read_text())
     for told in ("cwy 3 seeds 2 unfinished, at 4,000 and 4,000 of 4,000 ", "urnn unfinished, at 4,000 of 32,000 – – – –",
                  "rnn diverged, at 4,000 of 32,000 ", "5 are not finished."):  # fmt: skip

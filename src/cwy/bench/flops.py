@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -28,15 +29,13 @@ def count(entry: Entry, case: Case, dtype: torch.dtype) -> dict[str, int]:
     compiled takes a tensor without values for one that has them: on a GPU TorchScript's kernels then read from nowhere. A
     number is one of the method's, real or complex.
     """
-    try:
+    with suppress(Exception):  # of what looks at values
         if entry.package == "cwy":
             shapes = entry.make(dtype, torch.device("meta"))
             return _count(entry, shapes.call, shapes.inputs)
         if entry.package == "torch":
             with FakeTensorMode(allow_non_fake_inputs=True) as mode:
                 return _count(entry, case.call, [mode.from_tensor(x) for x in case.inputs])
-    except Exception:  # noqa: S110 - it looks at values
-        pass
     return _count(entry, case.call, case.inputs)
 
 

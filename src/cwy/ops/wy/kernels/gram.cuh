@@ -2,7 +2,7 @@
 #pragma once
 #include "grid.cuh"
 
-constexpr int AHEAD = 4, GRAM = TILE;  // products that wait for memory at once, and the side of a tile
+constexpr int AHEAD = 4;  // products that wait for memory at once
 
 // c += a b for 8 x 8 matrices cut in two along k: a lane has c(r, 2q), c(r, 2q + 1), a(r, k) and b(k, r), with r = lane / 4, q = lane % 4,
 // and k any number that is its own in the quad.
@@ -23,8 +23,8 @@ __device__ __forceinline__ void multiply(double2& c, double2& d, double a, doubl
 // put(b, i, j, sum over rows k of u(b, k, i) u(b, k, j)) for the tiles of `batch` matrices that are not below the diagonal; b counts
 // the `splits` of the rows of each. A warp has 32 x 16 of a tile, and a part of the rows.
 template <class Put> __device__ void gram(Grid& grid, int batch, int splits, int n, int l, const float* u, Put put) {
-  const int across = (l + GRAM - 1) / GRAM, tiles = across * (across + 1) / 2, each = (n + splits - 1) / splits;
-  constexpr int ACROSS = GRAM / 16, PLACES = GRAM / 32 * ACROSS, PARTS = THREADS / 32 / PLACES;
+  const int across = (l + TILE - 1) / TILE, tiles = across * (across + 1) / 2, each = (n + splits - 1) / splits;
+  constexpr int ACROSS = TILE / 16, PLACES = TILE / 32 * ACROSS, SHARES = THREADS / 32 / PLACES;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, r = lane / 4, q = lane % 4;
   const int part = warp / PLACES, row = warp % PLACES / ACROSS * 32, column = warp % ACROSS * 16;
   double* const parts = reinterpret_cast<double*>(memory);
@@ -32,7 +32,7 @@ template <class Put> __device__ void gram(Grid& grid, int batch, int splits, int
     const int b = grid.turn / tiles, from = b % splits * each, to = min(from + each, n);
     int i0 = grid.turn % tiles, j0 = 0;
     while (i0 > j0) i0 -= ++j0;
-    i0 *= GRAM, j0 *= GRAM;
+    i0 *= TILE, j0 *= TILE;
     const float* const of = u + (long)(b / splits) * n * l;
     double2 c[4][2] = {};
     float x[AHEAD][4], y[AHEAD][2];
@@ -45,15 +45,15 @@ template <class Put> __device__ void gram(Grid& grid, int batch, int splits, int
     };
     const int begin = from + 4 * part;
     #pragma unroll
-    for (int d = 0; d < AHEAD; d++) load(d, begin + 4 * PARTS * d + q);
-    for (int k = begin; k < to; k += 4 * PARTS * AHEAD) {
+    for (int d = 0; d < AHEAD; d++) load(d, begin + 4 * SHARES * d + q);
+    for (int k = begin; k < to; k += 4 * SHARES * AHEAD) {
       #pragma unroll
       for (int d = 0; d < AHEAD; d++) {
         #pragma unroll
         for (int e = 0; e < 4; e += 2)
           #pragma unroll
           for (int f = 0; f < 2; f++) multiply(c[e][f], c[e + 1][f], x[d][e], x[d][e + 1], y[d][f]);
-        load(d, k + 4 * PARTS * (d + AHEAD) + q);
+        load(d, k + 4 * SHARES * (d + AHEAD) + q);
       }
     }
     __syncthreads();
@@ -61,13 +61,13 @@ template <class Put> __device__ void gram(Grid& grid, int batch, int splits, int
     for (int e = 0; e < 4; e++)
       #pragma unroll
       for (int f = 0; f < 2; f++)
-        reinterpret_cast<double2*>(parts + (part * GRAM + row + 8 * e + r) * GRAM + column + 8 * f)[q] = c[e][f];
+        reinterpret_cast<double2*>(parts + (part * TILE + row + 8 * e + r) * TILE + column + 8 * f)[q] = c[e][f];
     __syncthreads();
-    for (int at = threadIdx.x; at < GRAM * GRAM; at += THREADS) {
+    for (int at = threadIdx.x; at < TILE * TILE; at += THREADS) {
       double sum = 0;
       #pragma unroll
-      for (int p = 0; p < PARTS; p++) sum += parts[p * GRAM * GRAM + at];
-      put(b, i0 + at / GRAM, j0 + at % GRAM, sum);
+      for (int p = 0; p < SHARES; p++) sum += parts[p * TILE * TILE + at];
+      put(b, i0 + at / TILE, j0 + at % TILE, sum);
     }
   }
   grid.turn -= batch * splits * tiles;
