@@ -27,9 +27,19 @@ LARGE = [
     (2048, 2048),
     (4096, 128),
 ]
+
+
+def signed(form, v, rows, **options):
+    """With every third column of the other sign."""
+    signs = 1 - 2.0 * (torch.arange(v.shape[-2 if rows else -1], device=v.device) % 3 == 0)
+    return form(v, signs=signs.to(v.dtype).expand(*v.shape[:-2], -1), **options)
+
+
 CALLS = {
     "matrix": (cwy_matrix, {}),
+    "matrix, signed": (lambda v, **options: signed(cwy_matrix, v, True, **options), {}),
     "truncated": (tcwy_matrix, {}),
+    "truncated, signed": (lambda v, **options: signed(tcwy_matrix, v, False, **options), {}),
     "factors": (lambda v, **options: wy_factors(v, **options).t, {}),
     "multiply": (lambda v, x, **options: cwy_multiply(v, x, **options), {"rows": True}),
     "multiply adjoint": (lambda v, x, **options: cwy_multiply(v, x, True, **options), {"rows": True}),
@@ -86,7 +96,8 @@ def test_hard_vectors_and_odd_sizes(family, n, size, poisoned):
     assert orthogonal(agree("matrix", v), 20 * EPS * max(n, size))
     if size <= n:
         assert orthogonal(agree("truncated", v), 20 * EPS * n)
-    for call in ("factors", "multiply", "multiply adjoint"):
+        agree("truncated, signed", v)
+    for call in ("matrix, signed", "factors", "multiply", "multiply adjoint"):
         agree(call, v)
 
 
@@ -110,7 +121,7 @@ def test_batches_and_strides(batch, n, size, poisoned):
 @pytest.mark.parametrize(("n", "size"), [(8, 8), (40, 20), (100, 70)])
 def test_more_matrices_than_blocks(n, size, poisoned):
     v = torch.randn(1000, n, size, device="cuda")
-    for call in ("matrix", "truncated"):
+    for call in ("matrix", "matrix, signed", "truncated", "truncated, signed"):
         torch.testing.assert_close(CALLS[call][0](v), agree(call, v), atol=0, rtol=0)  # with and without gradients alike
 
 
@@ -170,7 +181,7 @@ def test_streams_and_graphs(n, size):
 @gpu
 @pytest.mark.parametrize(("n", "size"), [(12, 5), (12, 12), (600, 20), (530, 530)])
 def test_second_derivatives(n, size):
-    for call in ("matrix", "truncated", "factors"):
+    for call in ("matrix", "matrix, signed", "truncated", "truncated, signed", "factors"):
         found = []
         for backend, dtype in (("cuda", torch.float32), ("composite", torch.float64)):
             v = vectors("gaussian", n, size, dtype, device="cuda").requires_grad_()

@@ -72,6 +72,18 @@ def test_equals_one_reflection_at_a_time(family, n, size, is_complex, batched):
         torch.testing.assert_close(y, cwy_multiply(wy_factors(v), x, adjoint), atol=1e-12 * n, rtol=0)
 
 
+@pytest.mark.parametrize("backend", ["analytic", "composite", "reference"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex128, torch.bfloat16])
+def test_signs_multiply_the_columns(backend, dtype):
+    v = torch.randn(2, 7, 3, dtype=dtype)
+    phases = torch.sgn(torch.randn(2, 7, dtype=dtype)).requires_grad_()
+    for form, signs in ((cwy_matrix, phases), (tcwy_matrix, phases[:, :3])):
+        q = form(v, signs=signs, backend=backend)
+        assert q.dtype == dtype
+        torch.testing.assert_close(q, form(v, backend=backend) * signs.unsqueeze(-2))
+        assert torch.autograd.grad(q.abs().sum() + q.real.sum(), phases)[0].abs().sum() > 0
+
+
 @pytest.mark.parametrize(("n", "size"), [(1, 1), (7, 3), (33, 33), (64, 17)])
 def test_equals_lapack(n, size):
     v = torch.randn(n, size, dtype=torch.float64).tril(-1) + torch.eye(n, size, dtype=torch.float64)

@@ -31,8 +31,8 @@ class CWY(ReflectionMap):
         if self.m != self.n:
             raise ValueError(f"{self._call}: CWY is square. For {self.n} x {self.m} use TCWY.")
 
-    def product(self, v: Tensor) -> Tensor:
-        return ops.cwy_matrix(v)
+    def product(self, v: Tensor, diagonal: Tensor) -> Tensor:
+        return ops.cwy_matrix(v, signs=diagonal)
 
     def product_times(self, v: Tensor, x: Tensor, adjoint: bool) -> Tensor:
         return ops.cwy_multiply(v, x, adjoint)

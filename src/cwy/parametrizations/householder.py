@@ -26,9 +26,9 @@ class HR(ReflectionMap):
         True
     """
 
-    def product(self, v: Tensor) -> Tensor:
-        square = self.m == self.n
-        return ops.cwy_matrix(v, backend="reference") if square else ops.tcwy_matrix(v, backend="reference")
+    def product(self, v: Tensor, diagonal: Tensor) -> Tensor:
+        form = ops.cwy_matrix if self.m == self.n else ops.tcwy_matrix
+        return form(v, signs=diagonal, backend="reference")
 
     def product_times(self, v: Tensor, x: Tensor, adjoint: bool) -> Tensor:
         return ops.cwy_multiply(v, x, adjoint, backend="reference")

@@ -41,8 +41,8 @@ class ReflectionMap(OrthogonalMap):
         """Whether L may be below M."""
         return self.m == self.n
 
-    def product(self, v: Tensor) -> Tensor:
-        """The first M columns of the product of reflections."""
+    def product(self, v: Tensor, diagonal: Tensor) -> Tensor:
+        """The first M columns of the product of reflections, times the diagonal."""
         raise NotImplementedError
 
     def product_times(self, v: Tensor, x: Tensor, adjoint: bool) -> Tensor:
@@ -54,7 +54,7 @@ class ReflectionMap(OrthogonalMap):
         return torch.where(z[0] == 0, 1, torch.sgn(z[0])) if z else self.signs
 
     def matrix(self, v: Tensor, *z: Tensor) -> Tensor:
-        return self.product(v) * self.diagonal(z).unsqueeze(-2)
+        return self.product(v, self.diagonal(z))
 
     def _times(self, free: tuple[Tensor, ...], x: Tensor, adjoint: bool) -> Tensor:
         v, *z = free

@@ -27,8 +27,8 @@ class TCWY(ReflectionMap):
 
     may_have_fewer = False
 
-    def product(self, v: Tensor) -> Tensor:
-        return ops.tcwy_matrix(v)
+    def product(self, v: Tensor, diagonal: Tensor) -> Tensor:
+        return ops.tcwy_matrix(v, signs=diagonal)
 
     def product_times(self, v: Tensor, x: Tensor, adjoint: bool) -> Tensor:
         return ops.cwy_multiply(v, x, adjoint)

@@ -51,10 +51,10 @@ def plus_(c: Tensor, a: Tensor, b: Tensor, beta: float = 1, alpha: float = 1) ->
     return (c.addmm_ if c.dim() == 2 else c.baddbmm_)(a, b, beta=beta, alpha=alpha)
 
 
-def eye_minus(a: Tensor, b: Tensor) -> Tensor:
-    """``I - a @ b`` for ``a (*, N, K)`` and ``b (*, K, M)``."""
+def eye_minus(a: Tensor, b: Tensor, diagonal: Tensor | int = 1) -> Tensor:
+    """``I - a @ b`` for ``a (*, N, K)`` and ``b (*, K, M)``, with another diagonal in place of I's, if given."""
     out = plus_(a.new_empty((*a.shape[:-1], b.shape[-1])), a, b, 0, -1)
-    out.diagonal(dim1=-2, dim2=-1).add_(1)
+    out.diagonal(dim1=-2, dim2=-1).add_(diagonal)
     return out
 
 
@@ -64,11 +64,16 @@ def matrix(v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return u, t, reciprocal, eye_minus(u @ t, u.mT)
 
 
-def wide_gradient(u: Tensor, t: Tensor, reciprocal: Tensor, q: Tensor, z: Tensor) -> Tensor:
-    """The gradient of v from that of Q, for L >= N; x and k are twice the README's."""
-    omega = q.mT @ z
+def wide_gradient(u: Tensor, t: Tensor, reciprocal: Tensor, q: Tensor, z: Tensor, signs: Tensor | None = None) -> Tensor:
+    """The gradient of v from that of Q times signs, for L >= N; x and k are twice the README's."""
+    omega = signed_(q.mT @ z, signs)
     x = (omega - omega.mT) @ (y := u @ t.mT)
     return project_(plus_(x, u, (y.mT @ x).tril_(-1), -1), u, reciprocal)
+
+
+def signed_(omega: Tensor, signs: Tensor | None) -> Tensor:
+    """Of Q times signs, and the gradient of that, to those of Q."""
+    return omega if signs is None else omega.mul_(signs.unsqueeze(-1)).mul_(signs.unsqueeze(-2))
 
 
 def narrow_gradient(u: Tensor, t: Tensor, reciprocal: Tensor, z: Tensor) -> Tensor:

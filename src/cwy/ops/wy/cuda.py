@@ -7,6 +7,7 @@ gradient of the factors, is :mod:`.autograd`'s.
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -76,6 +77,11 @@ def _beyond(z: Tensor | None, gu: Tensor | None = None, gt: Tensor | None = None
     return z is None or gu is not None or gt is not None or torch.is_grad_enabled() or why_not(z) is not None
 
 
+def _signed(x: Any, signs: Tensor | None) -> Any:
+    """x, if there is one, with its columns times signs."""
+    return x if x is None or signs is None else x * signs.unsqueeze(-2)
+
+
 def _factors(v: Tensor) -> tuple[Tensor, ...]:
     return fused.forward(v, "factors") if _thin(v) else in_full_precision(blocked.factors)(v)
 
@@ -95,79 +101,87 @@ class _Wide(Function):
     """Small matrices with L >= N, whose gradient takes no T."""
 
     @staticmethod
-    def forward(ctx, v):
-        u, y, reciprocal, q = fused.forward(v, "matrix")
-        ctx.save_for_backward(v, u, y, reciprocal, q)
+    def forward(ctx, v, signs):
+        u, y, reciprocal, q = fused.forward(v, "matrix", signs=signs)
+        ctx.save_for_backward(v, u, y, reciprocal, q, signs)
         return q
 
     @staticmethod
     def backward(ctx, z):
-        v, u, y, reciprocal, q = ctx.saved_tensors
+        v, u, y, reciprocal, q, signs = ctx.saved_tensors
         if _beyond(z):
             u, t = _Factors.apply(v)
-            return autograd._matrix_backward(v, u, t, reciprocal, q, z, None, None)
-        return fused.backward(fused.WIDE, u, y, reciprocal, z, q)
+            return autograd._matrix_backward(v, u, t, reciprocal, _signed(q, signs), _signed(z, signs), None, None), None
+        return fused.backward(fused.WIDE, u, y, reciprocal, z, q, signs=signs), None
 
 
 class _Matrix(Function):
     @staticmethod
-    def forward(ctx, v):
-        u, t, reciprocal, q, y = (*fused.forward(v, "matrix"), None) if _small(v) else _large_matrix(v)
-        ctx.save_for_backward(v, u, t, reciprocal, q if v.shape[-1] >= v.shape[-2] else None, y)
+    def forward(ctx, v, signs):
+        u, t, reciprocal, q, y = (*fused.forward(v, "matrix", signs=signs), None) if _small(v) else _large_matrix(v, signs)
+        ctx.save_for_backward(v, u, t, reciprocal, q if v.shape[-1] >= v.shape[-2] else None, y, signs)
         ctx.set_materialize_grads(False)
         return q, u, t
 
     @staticmethod
     def backward(ctx, z, gu, gt):
-        v, u, t, reciprocal, q, y = ctx.saved_tensors
+        v, u, t, reciprocal, q, y, signs = ctx.saved_tensors
         if _beyond(z, gu, gt):
-            return autograd._matrix_backward(v, u, t, reciprocal, q, z, gu, gt)
+            return autograd._matrix_backward(v, u, t, reciprocal, _signed(q, signs), _signed(z, signs), gu, gt), None
         if _small(u):
-            return fused.backward(fused.NARROW, u, t, reciprocal, z)
-        return _large_gradient(z, u, t, reciprocal, q, y)
+            return fused.backward(fused.NARROW, u, t, reciprocal, z, signs=signs), None
+        return _large_gradient(z, u, t, reciprocal, q, y, signs), None
 
 
 @in_full_precision
-def _large_matrix(v: Tensor) -> tuple[Tensor | None, ...]:
-    """u, t, the reciprocal norms, Q, and if thin Y."""
+def _large_matrix(v: Tensor, signs: Tensor | None) -> tuple[Tensor | None, ...]:
+    """u, t, the reciprocal norms, Q times signs, and if thin Y times them."""
     if not _thin(v):
-        return *(halves if halves.serves(v) else blocked).matrix(v), None
+        u, t, reciprocal, q = (halves if halves.serves(v) else blocked).matrix(v)
+        return u, t, reciprocal, q if signs is None else q.mul_(signs.unsqueeze(-2)), None
     u, t, reciprocal, y = fused.forward(v, "y")
-    return u, t, reciprocal, halves.eye_minus(u, y) if halves.serves_thin(u) else eye_minus(u, y.mT), y
+    diagonal = 1 if signs is None else signs
+    if signs is not None:
+        y = y.mul_(signs.unsqueeze(-1))
+    return u, t, reciprocal, halves.eye_minus(u, y, diagonal) if halves.serves_thin(u) else eye_minus(u, y.mT, diagonal), y
 
 
 @in_full_precision
-def _large_gradient(z: Tensor, u: Tensor, t: Tensor, reciprocal: Tensor, q: Tensor | None, y: Tensor | None) -> Tensor:
+def _large_gradient(
+    z: Tensor, u: Tensor, t: Tensor, reciprocal: Tensor, q: Tensor | None, y: Tensor | None, signs: Tensor | None
+) -> Tensor:
     if q is not None:
-        return (halves if halves.serves(u) else blocked).wide_gradient(u, t, reciprocal, q, z)
+        return (halves if halves.serves(u) else blocked).wide_gradient(u, t, reciprocal, q, z, signs)
     if y is None:
-        return blocked.narrow_gradient(u, t, reciprocal, z)
+        return blocked.narrow_gradient(u, t, reciprocal, _signed(z, signs))
     w = u @ t
-    return fused.backward(fused.ENDING, u, t, reciprocal, given=(w, z @ y, z.mT @ w))
+    b = z.mT @ w
+    return fused.backward(fused.ENDING, u, t, reciprocal, given=(w, z @ y, b if signs is None else b.mul_(signs.unsqueeze(-1))))
 
 
 class _Truncated(Function):
     @staticmethod
-    def forward(ctx, v):
-        u, t, reciprocal, omega = fused.forward(v, "truncated") if _thin(v) else _large_truncated(v)
-        ctx.save_for_backward(v, u, t, reciprocal)
+    def forward(ctx, v, signs):
+        u, t, reciprocal, omega = fused.forward(v, "truncated", signs=signs) if _thin(v) else _large_truncated(v, signs)
+        ctx.save_for_backward(v, u, t, reciprocal, signs)
         ctx.set_materialize_grads(False)
         return omega, u, t
 
     @staticmethod
     def backward(ctx, z, gu, gt):
-        v, u, t, reciprocal = ctx.saved_tensors
+        v, u, t, reciprocal, signs = ctx.saved_tensors
         if _beyond(z, gu, gt):
-            return autograd._truncated_backward(v, u, t, reciprocal, z, gu, gt)
+            return autograd._truncated_backward(v, u, t, reciprocal, _signed(z, signs), gu, gt), None
         if _thin(u):
-            return fused.backward(fused.TRUNCATED, u, t, reciprocal, z)
-        return in_full_precision(blocked.truncated_gradient)(u, t, reciprocal, z)
+            return fused.backward(fused.TRUNCATED, u, t, reciprocal, z, signs=signs), None
+        return in_full_precision(blocked.truncated_gradient)(u, t, reciprocal, _signed(z, signs)), None
 
 
 @in_full_precision
-def _large_truncated(v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _large_truncated(v: Tensor, signs: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     u, t, reciprocal = blocked.factors(v)
-    return u, t, reciprocal, eye_minus(u, t @ u[..., : u.shape[-1], :].mT)
+    omega = eye_minus(u, t @ u[..., : u.shape[-1], :].mT)
+    return u, t, reciprocal, omega if signs is None else omega.mul_(signs.unsqueeze(-2))
 
 
 class _Multiply(Function):
@@ -211,28 +225,32 @@ def _flat(x: Tensor) -> Tensor:
     return x.flatten(0, -3) if x.dim() > 3 else x
 
 
+def _rows(signs: Tensor | None) -> Tensor | None:
+    return None if signs is None else signs.flatten(0, -2).contiguous() if signs.dim() > 2 else signs.contiguous()
+
+
 def wy_factors(v: Tensor) -> tuple[Tensor, Tensor]:
     u, t = _Factors.apply(_flat(v))
     return (u, t) if v.dim() <= 3 else (u.reshape(v.shape), t.unflatten(0, v.shape[:-2]))
 
 
-def cwy_matrix(v: Tensor) -> Tensor:
-    flat = _flat(v)
+def cwy_matrix(v: Tensor, signs: Tensor | None = None) -> Tensor:
+    flat, signs = _flat(v), _rows(signs)
     if _small(flat) and not (flat.requires_grad and torch.is_grad_enabled()):
-        (q,) = fused.forward(flat, "matrix", keep=False)
+        (q,) = fused.forward(flat, "matrix", keep=False, signs=signs)
     elif _small(flat) and flat.shape[-1] >= flat.shape[-2]:
-        q = _Wide.apply(flat)
+        q = _Wide.apply(flat, signs)
     else:
-        q = _Matrix.apply(flat)[0]
+        q = _Matrix.apply(flat, signs)[0]
     return q if v.dim() <= 3 else q.unflatten(0, v.shape[:-2])
 
 
-def tcwy_matrix(v: Tensor) -> Tensor:
-    flat = _flat(v)
+def tcwy_matrix(v: Tensor, signs: Tensor | None = None) -> Tensor:
+    flat, signs = _flat(v), _rows(signs)
     if _thin(flat) and not (flat.requires_grad and torch.is_grad_enabled()):
-        (omega,) = fused.forward(flat, "truncated", keep=False)
+        (omega,) = fused.forward(flat, "truncated", keep=False, signs=signs)
     else:
-        omega = _Truncated.apply(flat)[0]
+        omega = _Truncated.apply(flat, signs)[0]
     return omega if v.dim() <= 3 else omega.reshape(v.shape)
 
 

@@ -41,6 +41,22 @@ def _check(call: str, name: str, x: Tensor, dims: int) -> Tensor:
     return x
 
 
+def _check_signs(call: str, signs: Tensor | None, shape: tuple[int, ...]) -> None:
+    if signs is not None and signs.shape != shape:
+        raise ValueError(f"{call}: signs must have one number a column of the result, {shape}, got {tuple(signs.shape)}.")
+
+
+def _signed(name: str, v: Tensor, signs: Tensor | None, backend: str) -> Tensor:
+    """What a backend makes of v, its columns times signs; the kernels do both at once."""
+    module = dispatch.choose("wy", backend, v)
+    form = getattr(module, name)
+    if signs is None:
+        return form(v)
+    if module is cuda and signs.dtype == v.dtype and signs.device == v.device and not signs.requires_grad:
+        return form(v, signs)
+    return form(v) * signs.unsqueeze(-2)
+
+
 def wy_factors(v: Tensor, *, backend: str = "auto") -> WY:
     r"""Factors of a product of Householder reflections.
 
@@ -68,7 +84,7 @@ def wy_factors(v: Tensor, *, backend: str = "auto") -> WY:
     return WY(*dispatch.choose("wy", backend, work).wy_factors(work))
 
 
-def cwy_matrix(v: Tensor, *, backend: str = "auto") -> Tensor:
+def cwy_matrix(v: Tensor, *, signs: Tensor | None = None, backend: str = "auto") -> Tensor:
     r"""Product of Householder reflections, formed at once (compact WY).
 
     With $u_i = v_i/\lVert v_i\rVert$,
@@ -76,10 +92,11 @@ def cwy_matrix(v: Tensor, *, backend: str = "auto") -> Tensor:
 
     Args:
         v: ``(*, N, L)``, the reflection vectors as columns. A zero column stands for no reflection.
+        signs: ``(*, N)``, with which the columns of Q are multiplied, if given; phases, if complex.
         backend: "auto", or one of those that ``cwy info`` lists.
 
     Returns:
-        ``(*, N, N)``, orthogonal (unitary, for complex ``v``), of determinant $(-1)^L$.
+        ``(*, N, N)``, orthogonal (unitary, for complex ``v``), of determinant $(-1)^L$, times the signs'.
 
     Example:
         >>> q = cwy_matrix(torch.randn(6, 4, dtype=torch.float64))
@@ -90,17 +107,19 @@ def cwy_matrix(v: Tensor, *, backend: str = "auto") -> Tensor:
         Likhosherstov et al., CWY parametrization, 2021, Theorem 2.
     """
     work = _check("cwy_matrix", "v", v, 2)
-    q = dispatch.choose("wy", backend, work).cwy_matrix(work)
+    _check_signs("cwy_matrix", signs, (*v.shape[:-2], v.shape[-2]))
+    q = _signed("cwy_matrix", work, signs, backend)
     return q if work is v else q.to(v.dtype)
 
 
-def tcwy_matrix(v: Tensor, *, backend: str = "auto") -> Tensor:
+def tcwy_matrix(v: Tensor, *, signs: Tensor | None = None, backend: str = "auto") -> Tensor:
     r"""The first M columns of a product of M reflections (truncated compact WY), with no N x N object anywhere.
 
     $$ \Omega = \begin{bmatrix} I \\ 0 \end{bmatrix} - U S^{-1} U_1^H, \quad U_1 = \text{the first } M \text{ rows of } U. $$
 
     Args:
         v: ``(*, N, M)`` with $M \le N$, the reflection vectors as columns.
+        signs: ``(*, M)``, as in :func:`cwy_matrix`.
         backend: "auto", or one of those that ``cwy info`` lists.
 
     Returns:
@@ -118,7 +137,8 @@ def tcwy_matrix(v: Tensor, *, backend: str = "auto") -> Tensor:
     n, m = v.shape[-2:]
     if m > n:
         raise ValueError(f"tcwy_matrix: v must be (*, N, M) with M <= N, got N = {n}, M = {m}. Transpose it, or drop columns.")
-    q = dispatch.choose("wy", backend, work).tcwy_matrix(work)
+    _check_signs("tcwy_matrix", signs, (*v.shape[:-2], m))
+    q = _signed("tcwy_matrix", work, signs, backend)
     return q if work is v else q.to(v.dtype)
 
 

@@ -32,8 +32,10 @@ def _structure(name: str, pointers: str, sizes: str) -> type[ctypes.Structure]:
 
 
 # As in the sources of the same names.
-_Forward = _structure("Forward", "v u reciprocal t y out work flags", "batch n l truncated chunks splits groups")
-_Backward = _structure("Backward", "z u factor reciprocal q w a b dv work parts flags", "kind batch n l chunks splits groups")
+_Forward = _structure("Forward", "v signs u reciprocal t y out work flags", "batch n l truncated chunks splits groups")
+_Backward = _structure(
+    "Backward", "z u factor reciprocal signs q w a b dv work parts flags", "kind batch n l chunks splits groups"
+)
 _Blocks = _structure("Blocks", "gram t work flags", "batch l width")
 
 
@@ -82,13 +84,14 @@ def _many(count: int, n: int, size: int, fit: int) -> bool:
     return ONE[0] < min(n, size) and n <= LONG and -(-count // groups) * _tiles(n, size, MANY[0]) >= fit // groups
 
 
-def forward(v: Tensor, wanted: str, keep: bool = True) -> tuple[Tensor, ...]:
+def forward(v: Tensor, wanted: str, keep: bool = True, signs: Tensor | None = None) -> tuple[Tensor, ...]:
     """From vectors to factors, and to what is wanted.
 
     Args:
         v: ``(*, N, L)``, float32, on an NVIDIA GPU.
         wanted: "factors"; "y" ``(*, N, L)``, that is U T^T; "matrix" ``(*, N, N)``; or "truncated" ``(*, N, L)``.
         keep: whether to return what the gradient takes, too.
+        signs: ``(*, N)``, of the columns of a "matrix", or ``(*, L)`` if "truncated".
 
     Returns:
         u, t, the reciprocal norms ``(*, 1, L)``, and what else is wanted; or the last alone. Of a matrix with L >= N y, not t.
@@ -111,14 +114,14 @@ def forward(v: Tensor, wanted: str, keep: bool = True) -> tuple[Tensor, ...]:
     results = (v.new_empty((*batch, n, n)) if wanted == "matrix" else torch.empty_like(v),) if wanted != "factors" else ()
     result = results[0].data_ptr() if results else None
     t, y, out = (None, factor, result) if wide else (factor, free, result) if inner else (factor, result, None)
-    pointers = v.data_ptr(), u, reciprocal, t, y, out, address, flags
+    pointers = v.data_ptr(), _address(signs), u, reciprocal, t, y, out, address, flags
     cut.launch(_Forward(*pointers, next(_tokens), count, n, size, truncated, cut.chunks, cut.splits, cut.groups))
     return *kept, *results
 
 
 def backward(
     kind: int, u: Tensor, factor: Tensor, reciprocal: Tensor, z: Tensor | None = None, q: Tensor | None = None,
-    given: tuple[Tensor, ...] = (),
+    given: tuple[Tensor, ...] = (), signs: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """The gradient of the vectors.
 
@@ -127,7 +130,8 @@ def backward(
         u, factor, reciprocal: what :func:`forward` returned, y as the factor if WIDE and else t.
         z: the gradient of the result.
         q: the matrix, if WIDE.
-        given: three of ``(*, N, L)``, if ENDING.
+        given: three of ``(*, N, L)``, if ENDING, of the gradient times the signs.
+        signs: as in :func:`forward`, if not ENDING.
 
     Returns:
         ``(*, N, L)``.
@@ -142,7 +146,18 @@ def backward(
     flags = parts + 8 * cut.parts
     z = None if z is None else z.contiguous()
     w, a, b = (x.data_ptr() for x in given) if given else (None, None, None)
-    pointers = _address(z), u.data_ptr(), factor.data_ptr(), reciprocal.data_ptr(), _address(q), w, a, b, dv.data_ptr()
+    pointers = (
+        _address(z),
+        u.data_ptr(),
+        factor.data_ptr(),
+        reciprocal.data_ptr(),
+        _address(signs),
+        _address(q),
+        w,
+        a,
+        b,
+        dv.data_ptr(),
+    )
     places = *pointers, flags + 8 * cut.blocks, parts, flags, next(_tokens)
     cut.launch(_Backward(*places, kind, count, n, size, cut.chunks, cut.splits, cut.groups))
     return dv

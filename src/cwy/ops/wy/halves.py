@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .. import nvrtc
-from .blocked import DOUBLE, gram, inverse
+from .blocked import DOUBLE, gram, inverse, signed_
 from .fused import KERNELS, normalise, project_
 
 PLAIN, SKEW, LOWER = range(3)  # as in halves.cu
@@ -63,14 +63,14 @@ def _takes(v: Tensor) -> bool:
     return able and not torch.backends.cuda.matmul.allow_fp16_accumulation
 
 
-def eye_minus(u: Tensor, y: Tensor) -> Tensor:
-    """Q = I - U Y^T."""
-    return _eye_minus(halves(u, UNIT, LEFT, below=False), halves(y, 14, RIGHT, below=False))
+def eye_minus(u: Tensor, y: Tensor, diagonal: Tensor | int = 1) -> Tensor:
+    """Q = I - U Y^T, with another diagonal in place of I's, if given."""
+    return _eye_minus(halves(u, UNIT, LEFT, below=False), halves(y, 14, RIGHT, below=False), diagonal)
 
 
-def _eye_minus(left: Tensor, right: Tensor) -> Tensor:
+def _eye_minus(left: Tensor, right: Tensor, diagonal: Tensor | int = 1) -> Tensor:
     q = product(left, right.mT, 14 + UNIT, sign=-1)
-    q.diagonal().add_(1)
+    q.diagonal().add_(diagonal)
     return q
 
 
@@ -82,12 +82,13 @@ def matrix(v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return u, t, reciprocal, _eye_minus(halves(w, 14, LEFT, below=False), copies[:, : 3 * size])
 
 
-def wide_gradient(u: Tensor, t: Tensor, reciprocal: Tensor, q: Tensor, z: Tensor) -> Tensor:
-    """The gradient of v from that of Q, for L >= N; x and k are twice the README's, and all is divided by the norm of z."""
+def wide_gradient(u: Tensor, t: Tensor, reciprocal: Tensor, q: Tensor, z: Tensor, signs: Tensor | None = None) -> Tensor:
+    """As :func:`.blocked.wide_gradient`, all divided by the norm of z."""
     n, norm = u.shape[0], torch.linalg.vector_norm(z, dtype=torch.float64)
     left = halves(u, UNIT, LEFT, below=False)
     y = halves(product(left, halves(t, 13, RIGHT, below=False).mT, 13 + UNIT), 14, EITHER, below=True)
     omega = product(halves(q, UNIT, LEFT, below=True).mT, halves(z, UNIT, RIGHT, below=True, norm=norm), 2 * UNIT)
+    signed_(omega, signs)
     x = product(halves(omega, 14, LEFT, below=False, kind=SKEW), y[: 3 * n], 14 + 14)
     k = product(y[n:].mT, halves(x, 13, RIGHT, below=True), 14 + 13)
     du = product(left, halves(k, 12, RIGHT, below=True, kind=LOWER), UNIT + 12, minus=x)

@@ -5,8 +5,9 @@ enum { NARROW, WIDE, TRUNCATED, ENDING };  // L < N; L >= N; the first columns; 
 
 struct Backward {
   const float *z, *u, *factor, *reciprocal;  // the factor is y if WIDE, and else t
-  const float* q;    // WIDE
-  float *w, *a, *b;  // ENDING
+  const float* signs;  // of the columns of the result; null for none
+  const float* q;      // WIDE
+  float *w, *a, *b;    // ENDING
   float* dv;
   float* work;
   double* parts;  // of sums over rows
@@ -38,6 +39,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) backward(const B
       if (upper && i < j) x[b * ll + (long)j * l + i] = value;
     };
   };
+  const int across = of.kind == TRUNCATED ? l : n;
+  const float* const signs = of.signs ? of.signs + (long)first * across : nullptr;
+  auto sign = [=](int b, int j) { return signs ? signs[(long)b * across + j] : 1.f; };
+  auto into_signed = [=](float* x, int rows, int columns) { return [=](int b, int i, int j, float value) { x[((long)b * rows + i) * columns + j] = value * sign(b, i); }; };
   auto both = [=](const float* x) { return [=](int b, int k, int j) { return k == j ? 0.f : x[b * ll + (long)k * l + j]; }; };
 
   // x = left^T right, both n x l, summed over all rows, as into_square puts it.
@@ -62,11 +67,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) backward(const B
     float *w = of.w + first * nl, *a = of.a + first * nl, *z_w = of.b + first * nl;
     if (of.kind == NARROW) {
       w = y + batch * nl, a = w + batch * nl, z_w = a + batch * nl;
-      product<true, true>(grid, batch, n, l, [=](int, int, int j) { return make_int2(j, l); }, matrix(u, n, l), transposed(t, l, l), into(y, n, l));
+      product<true, true>(grid, batch, n, l, [=](int, int, int j) { return make_int2(j, l); }, matrix(u, n, l), transposed(t, l, l), into_signed(y, n, l));
       product<true, false>(grid, batch, n, l, [=](int, int, int j) { return make_int2(0, min(j + TILE, l)); }, matrix(u, n, l), matrix(t, l, l), into(w, n, l));
       grid.meet();
       product<true, false>(grid, batch, n, l, all(n), matrix(z, n, n), matrix(y, n, l), into(a, n, l));
-      product<false, false>(grid, batch, n, l, all(n), transposed(z, n, n), matrix(w, n, l), into(z_w, n, l));
+      product<false, false>(grid, batch, n, l, all(n), transposed(z, n, n), matrix(w, n, l), into_signed(z_w, n, l));
       grid.meet();
     }
     over_rows(w, a, d, true);
@@ -81,7 +86,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) backward(const B
     float* const k = work;
     float* const x = k + batch * ll;
     float* const omega = x + batch * nl;
-    product<false, false>(grid, batch, n, n, all(n), transposed(of.q + first * nn, n, n), matrix(z, n, n), into(omega, n, n));
+    product<false, false>(
+        grid, batch, n, n, all(n), transposed(of.q + first * nn, n, n), matrix(z, n, n),
+        [=](int b, int i, int j, float value) { omega[b * nn + (long)i * n + j] = value * sign(b, i) * sign(b, j); });
     grid.meet();
     product<true, false>(
         grid, batch, n, l, all(n),
@@ -111,9 +118,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) backward(const B
     add_up(c, false);
     grid.meet();
     product<false, false>(
-        grid, batch, l, l, [=](int, int i, int) { return make_int2(0, min(i + TILE, l)); }, transposed(t, l, l), matrix(c, l, l), into(e, l, l));
+        grid, batch, l, l, [=](int, int i, int) { return make_int2(0, min(i + TILE, l)); }, transposed(t, l, l), matrix(c, l, l),
+        [=](int b, int i, int j, float value) { e[b * ll + (long)i * l + j] = value * sign(b, j); });
     product<false, false>(
-        grid, batch, l, l, [=](int, int, int j) { return make_int2(0, min(j + TILE, l)); }, transposed(c, l, l), matrix(t, l, l), into(top, l, l));
+        grid, batch, l, l, [=](int, int, int j) { return make_int2(0, min(j + TILE, l)); }, transposed(c, l, l), matrix(t, l, l), into_signed(top, l, l));
     grid.meet();
     product<true, false>(
         grid, batch, l, l, [=](int, int i, int j) { return make_int2(0, i < j + TILE ? l : 0); }, matrix(e, l, l), matrix(y, l, l), into_square(d, true));
@@ -121,7 +129,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) backward(const B
     auto symmetric = both(d);
     product<true, false>(
         grid, batch, n, l, all(2 * l), [=](int b, int i, int k) { return k < l ? u[b * nl + (long)i * l + k] : z[b * nl + (long)i * l + k - l]; },
-        [=](int b, int k, int j) { return k < l ? symmetric(b, k, j) : -y[b * ll + (long)(k - l) * l + j]; },
+        [=](int b, int k, int j) { return k < l ? symmetric(b, k, j) : -sign(b, k - l) * y[b * ll + (long)(k - l) * l + j]; },
         [=](int b, int i, int j, float x) { dv[b * nl + (long)i * l + j] = i < l ? x - top[b * ll + (long)i * l + j] : x; });
   }
 

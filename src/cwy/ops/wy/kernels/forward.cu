@@ -3,6 +3,7 @@
 
 struct Forward {
   const float* v;          // batch x n x l
+  const float* signs;      // of the columns of out; null for none
   float *u, *reciprocal;
   float *t, *y;            // y = U T^T, of the first l rows if truncated; null if not wanted
   float* out;              // null if not wanted
@@ -64,9 +65,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) forward(const Fo
 
   if (!of.out) return;
   float* const out = of.out + (long)first * n * rows;
+  const float* const signs = of.signs ? of.signs + (long)first * rows : nullptr;
   grid.meet();
   product<true, true>(
       grid, batch, n, rows, [=](int b, int i, int j) { return make_int2(0, l); },
       [=](int b, int i, int k) { return u[b * nl + (long)i * l + k]; }, [=](int b, int k, int j) { return y[((long)b * rows + j) * l + k]; },
-      [=](int b, int i, int j, float x) { out[((long)b * n + i) * rows + j] = (i == j) - x; });
+      [=](int b, int i, int j, float x) { out[((long)b * n + i) * rows + j] = ((i == j) - x) * (signs ? signs[(long)b * rows + j] : 1); });
 }
