@@ -20,6 +20,7 @@ KERNELS = Path(__file__).parent / "kernels"
 THREADS, SHARED = 256, 40960  # as in grid.cuh and solve.cuh
 ONE, MANY = (32, 8), (64, 32)  # the sides of tiles, and the columns summed at once, as in grid.cuh
 NARROW, WIDE, TRUNCATED, ENDING = range(4)  # as in backward.cu
+CLUSTER = 8  # the most blocks of a cluster everywhere
 LONG = 512  # columns longer than this are cut into parts
 
 # Blocks that meet wait for a number that nobody wrote before, so memory need not be cleared. A call uses up to 64.
@@ -71,7 +72,15 @@ def plan(source: str, name: str, count: int, n: int, size: int, device: int, apa
     panels = own * (-(-n // 8) + -(-size // 8))
     blocks = groups * min(room, max(own * _tiles(n, size, tile), panels, columns * chunks, grams * splits))
     parts = count * max(size * chunks, splits * _padded(size) ** 2 if splits > 1 else 0)
-    return Plan(kernel.prepare((blocks, 1), THREADS, cooperative=True), blocks, chunks, splits, groups, parts)
+    return Plan(_launch(kernel, blocks, groups, device), blocks, chunks, splits, groups, parts)
+
+
+def _launch(kernel: nvrtc.Kernel, blocks: int, groups: int, device: int) -> Callable[[ctypes.Structure], None]:
+    """All blocks at once; or, if groups are small and all of them fit, a cluster for each, which meets sooner."""
+    size = blocks // groups
+    if 1 < size <= CLUSTER and torch.cuda.get_device_capability(device) >= (9, 0) and kernel.clusters(THREADS, size) >= groups:
+        return kernel.prepare((blocks, 1), THREADS, cluster=size)
+    return kernel.prepare((blocks, 1), THREADS, cooperative=True)
 
 
 def _tiles(n: int, size: int, tile: int) -> int:

@@ -21,42 +21,59 @@ __device__ __forceinline__ Token get(const Token* from) {
   return token;
 }
 
+// Of the blocks that the hardware holds together, from capability 9 on: how many, and their barrier.
+__device__ __forceinline__ int cluster_size() {
+  int size = 1;
+#if __CUDA_ARCH__ >= 900
+  asm("mov.u32 %0, %%cluster_nctaid.x;" : "=r"(size));
+#endif
+  return size;
+}
+__device__ __forceinline__ void meet_in_cluster() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive;\nbarrier.cluster.wait;" ::: "memory");
+#endif
+}
+
 // The blocks that share some of the matrices, which take the tiles of a phase in turn. Tokens are new at each call, so that flags
 // need not be cleared first. A graph replayed comes with the same ones: a kernel must meet twice or more, which leaves others than the first.
 struct Grid {
   const int group, size, index;
-  Token* const flags;  // one for each block; of more than FEW, the first says that all have come
+  const bool clustered;  // a cluster is a group: flags are not needed
+  Token* const flags;    // one for each block; of more than FEW, the first says that all have come
   Token token;
   int turn;
 
   __device__ Grid(Token* flags, Token token, int groups = 1)
-      : group(blockIdx.x / (gridDim.x / groups)), size(gridDim.x / groups), index(blockIdx.x % size), flags(flags + group * size),
-        token(token), turn(index) {}
+      : group(blockIdx.x / (gridDim.x / groups)), size(gridDim.x / groups), index(blockIdx.x % size), clustered(cluster_size() > 1),
+        flags(flags + group * size), token(token), turn(index) {}
   __device__ ~Grid() {  // leaves
-    if (flags && size > 1 && size <= FEW && threadIdx.x == 0) set(flags + index, token);
+    if (flags && !clustered && size > 1 && size <= FEW && threadIdx.x == 0) set(flags + index, token);
   }
 
   // Waits for all blocks of the group, and sees what they wrote.
   __device__ void meet() {
+    if (clustered) meet_in_cluster();
+    else meet_by_flags();
+    token++, turn = index;
+  }
+  __device__ void meet_by_flags() {
     __syncthreads();
-    if (size > FEW) {
-      if (index == 0) {
-        for (int i = 1 + threadIdx.x; i < size; i += THREADS)
-          while (get(flags + i) != token) {}
-        __syncthreads();
-        if (threadIdx.x == 0) set(flags, token);
-      } else if (threadIdx.x == 0) {
-        set(flags + index, token);
-        while (get(flags) != token) {}
-      }
-      __syncthreads();
-    } else if (size > 1) {  // each watches all, who may be on their way to the next meeting, or have left
+    if (size == 1) return;
+    if (size <= FEW) {  // each watches all, who may be on their way to the next meeting, or have left
       if (threadIdx.x == 0) set(flags + index, token);
       if (threadIdx.x < size)
         while (get(flags + threadIdx.x) - token > 1) {}
+    } else if (index == 0) {
+      for (int i = 1 + threadIdx.x; i < size; i += THREADS)
+        while (get(flags + i) != token) {}
       __syncthreads();
+      if (threadIdx.x == 0) set(flags, token);
+    } else if (threadIdx.x == 0) {
+      set(flags + index, token);
+      while (get(flags) != token) {}
     }
-    token++, turn = index;
+    __syncthreads();
   }
 };
 
