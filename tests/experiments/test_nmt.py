@@ -294,6 +294,8 @@ def test_the_report_holds_times_against_the_lstm_and_the_paper(tmp_path):
     assert panel.finding == "lstm 1.400 and cwy 1.500 nats a word"
     for other in {"nonlinearity": "tanh"}, {"columns": "1-2"}, {"pairs": 9000}, {"validation": 0.1}:
         assert panel.description.published({**panel.config, **other}) is None, "what the paper did not run"
+    moved = {**panel.config, "method": "rgd-c-c", "nonlinearity": "abs", "lr": 1e-3}
+    assert panel.description.published(moved).startswith("perplexity 4.03, loss 2.01")
     (tmp_path / "report").mkdir()
     page = write(runs, tmp_path / "report")[0].read_text()
     assert "perplexity 1.41, loss 0.50 ± .01, 198 min on a TPU, ≈ 23 M parameters" in page

@@ -47,7 +47,8 @@ class Curve:
 class Column:
     """One number a run, tabulated over its seeds; ``absent`` stands for None once the runs have ended.
 
-    ``against`` names a method: the number is then divided by the mean over that method's runs in the same panel.
+    ``against`` names a method: the number is then divided by the mean over that method's runs in the same panel, of those that
+    ended if any did.
     """
 
     heading: str

@@ -102,7 +102,8 @@ def _over_seeds(column: Column, runs: Sequence[Run]) -> str:
 
 
 def _relative(column: Column, panel: Panel) -> Column:
-    known = [value for run in panel.runs if run.method == column.against and (value := column.value(run)) is not None]
+    theirs = [run for run in panel.runs if run.method == column.against]
+    known = [value for run in [r for r in theirs if r.record] or theirs if (value := column.value(run)) is not None]
     base = mean(known) if known else None
 
     def value(run: Run) -> float | None:
