@@ -1,4 +1,4 @@
-"""The inverse of an upper-triangular matrix, accurate for parallel vectors too."""
+"""Triangular matrices: the inverse, accurate for parallel vectors too, and products that leave zeros out."""
 
 import torch
 from torch import Tensor
@@ -8,6 +8,7 @@ from .precision import below_autograd, define, matmul_op, opaque
 
 # Matrices up to this size are inverted by one triangular solve; larger ones by halves, in products, which are faster.
 _BLOCK = {"cpu": 64}
+_LEAST = 128  # the size from which halves of a product are faster on a CPU than the whole
 
 
 def widen(x: Tensor) -> Tensor:
@@ -46,7 +47,55 @@ def _invert_into(t: Tensor, s: Tensor, block: int) -> None:
     k = size // 2
     _invert_into(t[..., :k, :k], s[..., :k, :k], block)
     _invert_into(t[..., k:, k:], s[..., k:, k:], block)
-    t[..., :k, k:] = -(t[..., :k, :k] @ (s[..., :k, k:] @ t[..., k:, k:]))
+    t[..., :k, k:] = -(t[..., :k, :k] @ times(s[..., :k, k:], t[..., k:, k:]))
+
+
+def times(a: Tensor, t: Tensor, upper: bool = True) -> Tensor:
+    """``a @ t`` for an upper- (or lower-) triangular t."""
+    if not _halved(a, t):
+        return a @ t
+    out = a.new_empty(a.shape[0], t.shape[1])
+    _times_into(out, a, t, upper)
+    return out
+
+
+def upper_product(a: Tensor, b: Tensor) -> Tensor:
+    """``a.mH @ b`` on and above the diagonal; below it stands anything."""
+    if not _halved(a, b):
+        return a.mH @ b
+    out = a.new_empty(a.shape[1], b.shape[1])
+    _upper_into(out, a.mH, b)
+    return out
+
+
+def _halved(a: Tensor, b: Tensor) -> bool:
+    """Whether a product is cut into halves: one of large matrices on a CPU, which nobody differentiates."""
+    return a.device.type == "cpu" and a.dim() == 2 and b.shape[1] > _LEAST and not torch.is_grad_enabled()
+
+
+def _times_into(out: Tensor, a: Tensor, t: Tensor, upper: bool) -> None:
+    size = t.shape[1]
+    if size <= _LEAST:
+        torch.mm(a, t, out=out)
+        return
+    k = size // 2
+    _times_into(out[:, :k], a[:, :k], t[:k, :k], upper)
+    _times_into(out[:, k:], a[:, k:], t[k:, k:], upper)
+    if upper:
+        out[:, k:].addmm_(a[:, :k], t[:k, k:])
+    else:
+        out[:, :k].addmm_(a[:, k:], t[k:, :k])
+
+
+def _upper_into(out: Tensor, a: Tensor, b: Tensor) -> None:
+    size = b.shape[1]
+    if size <= _LEAST:
+        torch.mm(a, b, out=out)
+        return
+    k = size // 2
+    _upper_into(out[:k, :k], a[:k], b[:, :k])
+    _upper_into(out[k:, k:], a[k:], b[:, k:])
+    torch.mm(a[:k], b[:, k:], out=out[:k, k:])
 
 
 class _Inverse(Function):

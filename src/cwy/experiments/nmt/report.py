@@ -90,7 +90,8 @@ DESCRIPTIONS = {
         "English, unless the settings name a file. Loss and perplexity are those of a word, in nats, with the words "
         "before given. As we read the paper's tables, its loss is a mean over targets padded to the longest of the "
         "corpus, and its perplexity 2^loss; both are given, too. BLEU is of greedy translations, lower-case and without "
-        "accents. All at the end of training, on pairs that were not seen. What is published is of ten epochs at a rate of 1e-2.",
+        "accents. All at the end of training, on pairs that were not seen. What is published is of ten epochs at a rate "
+        "of 1e-2.",
         curves=(
             _over_epochs("test", "test"),
             _over_epochs("validation", "validation"),

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.autograd import Function
 
 from ..precision import in_full_precision
-from ..triangular import blocked_inverse
-from .composite import normalise, s_matrix
+from ..triangular import blocked_inverse, times, upper_product, widen_if_cheap
+from .composite import normalise, s_from
 
 # Columns whose cosines stay below this need no float64 in S: measured, its rounding is then lost in that of Q.
 _APART = 0.75
@@ -25,10 +25,11 @@ def _factors(v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def _s_matrix(u: Tensor) -> Tensor:
     # Only a CPU may look at values without waiting for them.
     if type(u) is Tensor and u.device.type == "cpu" and u.numel():
-        s = s_matrix(u, wide=False)
+        s = s_from(upper_product(u, u))
         if s.abs().max() <= _APART:
             return s
-    return s_matrix(u)
+    u = widen_if_cheap(u)
+    return s_from(upper_product(u, u))
 
 
 def _eye_minus_(product: Tensor) -> Tensor:
@@ -90,7 +91,7 @@ class _Matrix(Function):
     @in_full_precision
     def forward(ctx, v):
         u, t, reciprocal = _factors(v)
-        q = _eye_minus_((u @ t) @ u.mH)
+        q = _eye_minus_(times(u, t) @ u.mH)
         ctx.save_for_backward(v, u, t, reciprocal, q if u.shape[-1] >= u.shape[-2] else None)
         ctx.set_materialize_grads(False)
         return q, u, t
@@ -105,17 +106,20 @@ class _Matrix(Function):
 def _matrix_backward(v, u, t, reciprocal, q, z, gu, gt):
     if z is None:
         return _pull_back(v, u, t, reciprocal, None, None, gu, gt)
-    y = u @ t.mH
+    y = times(u, t.mH, upper=False)
     if u.shape[-1] < u.shape[-2]:
-        w = u @ t
+        w = times(u, t)
         a = z @ y
-        return _pull_back(v, u, t, reciprocal, -a - z.mH @ w, (w.mH @ a).triu(1), gu, gt)
-    # L >= N: only the tangent part of z matters, and one product with Q finds it.
+        return _pull_back(v, u, t, reciprocal, -a - z.mH @ w, upper_product(w, a).triu(1), gu, gt)
+    # L >= N: only the tangent part of z matters, and one product with Q finds it. X and K are twice the README's.
     omega = q.mH @ z
-    x = ((omega - omega.mH) / 2) @ y
-    k = y.mH @ x
-    du = u @ (2 * k.tril(-1) + torch.diag_embed(k.diagonal(dim1=-2, dim2=-1))) - 2 * x
-    return _pull_back(v, u, t, reciprocal, du, None, gu, gt)
+    x = (omega - omega.mH) @ y
+    k = upper_product(x, y).mH
+    low = k.tril(-1)
+    if k.is_complex():
+        low = low + torch.diag_embed(k.diagonal(dim1=-2, dim2=-1) / 2)  # of a real skew-symmetric matrix it is zero
+    du = times(u, low, upper=False)
+    return _pull_back(v, u, t, reciprocal, du - x if torch.is_grad_enabled() else du.sub_(x), None, gu, gt)
 
 
 class _Truncated(Function):

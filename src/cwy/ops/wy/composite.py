@@ -30,16 +30,19 @@ def normalise(v: Tensor) -> tuple[Tensor, Tensor]:
     return v * scale * reciprocal, scale * reciprocal
 
 
-def s_matrix(u: Tensor, wide: bool = True) -> Tensor:
-    r"""$S = \mathrm{striu}(U^H U) + \tfrac12\mathrm{diag}(\lVert u_i\rVert^2)$, with ½ for a zero column.
+def s_matrix(u: Tensor) -> Tensor:
+    r"""$S = \mathrm{striu}(U^H U) + \tfrac12\mathrm{diag}(\lVert u_i\rVert^2)$, in float64 where that is cheap."""
+    u = widen_if_cheap(u)
+    return s_from(matmul(u.mH, u))
+
+
+def s_from(gram: Tensor) -> Tensor:
+    r"""S from $U^H U$ on and above its diagonal, with ½ for a zero column.
 
     The diagonal is that of the U actually used, not a literal ½: this keeps Q orthogonal for any rounding of U.
-    Where that is cheap, and ``wide``, it is computed in float64.
     """
-    u = widen_if_cheap(u) if wide else u
-    gram = matmul(u.mH, u)
     square = gram.diagonal(dim1=-2, dim2=-1)
-    return gram.triu(1) + torch.diag_embed(torch.where(square == 0, 1, square) / 2)
+    return gram.triu(1).diagonal_scatter(torch.where(square == 0, 1, square) / 2, dim1=-2, dim2=-1)
 
 
 def _eye_like(q: Tensor) -> Tensor:
