@@ -14,7 +14,8 @@ from ..triangular import blocked_inverse, times, upper_product, widen_if_cheap
 from .composite import normalise, s_from
 
 # Columns whose cosines stay below this need no float64 in S: measured, its rounding is then lost in that of Q.
-_APART, _FEW = 0.75, 4096
+_APART = 0.75
+_FEW = 4096  # numbers for which float64 is as fast
 
 
 def _factors(v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -23,7 +24,7 @@ def _factors(v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _s_matrix(u: Tensor) -> Tensor:
-    # Only a CPU may look at values without waiting for them; of few numbers float64 is as fast.
+    # Only a CPU may look at values without waiting for them.
     if type(u) is Tensor and u.device.type == "cpu" and u.numel() > _FEW:
         s = s_from(upper_product(u, u))
         if s.abs().max() <= _APART:
