@@ -71,12 +71,8 @@ def upper_product(a: Tensor, b: Tensor) -> Tensor:
 def _halved(a: Tensor, b: Tensor) -> bool:
     """Whether a product is cut into halves: one of large matrices on a CPU, which nobody differentiates or batches."""
     large = a.device.type == "cpu" and a.dim() == 2 and b.shape[1] > _LEAST
-    return large and not (torch.is_grad_enabled() or _batched(a) or _batched(b))
-
-
-def _batched(x: Tensor) -> bool:
-    """Whether a ``vmap`` goes over x, as with ``is_grads_batched``: it has no rule for results written into a part."""
-    return torch._C._functorch.is_batchedtensor(x) or torch._C._functorch.is_legacy_batchedtensor(x)
+    # What a vmap goes over, as with is_grads_batched, has no storage, and no rule for results written into a part.
+    return large and not torch.is_grad_enabled() and torch._C._has_storage(a) and torch._C._has_storage(b)
 
 
 def _times_into(out: Tensor, a: Tensor, t: Tensor, upper: bool) -> None:
