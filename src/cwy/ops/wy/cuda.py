@@ -49,14 +49,9 @@ def why_not(*tensors: Tensor) -> str | None:
 def why_pass(*tensors: Tensor) -> str | None:
     """Why another is the better choice: much work in float64, on a GPU that has little of it."""
     v = tensors[0]
-    if v.is_cuda and v.numel() * v.shape[-1] > WORK and not _doubles(v.get_device()):
+    if v.is_cuda and v.numel() * v.shape[-1] > WORK and not blocked.doubles(v.get_device()):
         return "it adds up in float64, which is slow on this GPU"
     return None
-
-
-@functools.cache
-def _doubles(device: int) -> bool:
-    return torch.cuda.get_device_capability(device) in blocked.DOUBLE
 
 
 @functools.cache
@@ -83,7 +78,10 @@ def _signed(x: Any, signs: Tensor | None) -> Any:
 
 
 def _factors(v: Tensor) -> tuple[Tensor, ...]:
-    return fused.forward(v, "factors") if _thin(v) else in_full_precision(blocked.factors)(v)
+    return fused.forward(v, "factors") if _thin(v) else _large_factors(v)
+
+
+_large_factors = in_full_precision(blocked.factors)
 
 
 class _Factors(Function):
