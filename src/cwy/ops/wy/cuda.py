@@ -172,7 +172,7 @@ class _Truncated(Function):
             return autograd._truncated_backward(v, u, t, reciprocal, _signed(z, signs), gu, gt), None
         if _thin(u):
             return fused.backward(fused.TRUNCATED, u, t, reciprocal, z, signs=signs), None
-        return in_full_precision(blocked.truncated_gradient)(u, t, reciprocal, _signed(z, signs)), None
+        return _large_truncated_gradient(u, t, reciprocal, _signed(z, signs)), None
 
 
 @in_full_precision
@@ -180,6 +180,9 @@ def _large_truncated(v: Tensor, signs: Tensor | None) -> tuple[Tensor, Tensor, T
     u, t, reciprocal = blocked.factors(v)
     omega = eye_minus(u, t @ u[..., : u.shape[-1], :].mT)
     return u, t, reciprocal, omega if signs is None else omega.mul_(signs.unsqueeze(-2))
+
+
+_large_truncated_gradient = in_full_precision(blocked.truncated_gradient)
 
 
 class _Multiply(Function):
