@@ -36,6 +36,8 @@ def why_not(*tensors: Tensor) -> str | None:
         reasons.append(missing)
     if v.numel() == 0:
         reasons.append("v is empty")
+    elif v.shape[-2] * v.shape[-1] >= 2**30:
+        reasons.append("it counts the entries of a matrix in 30 bits")
     for x in tensors:
         if x.dtype != torch.float32:
             reasons.append(f"it computes in float32, and this is {x.dtype}")
