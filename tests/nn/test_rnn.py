@@ -200,7 +200,8 @@ def test_autocast_keeps_the_recurrence_in_full_precision(reflections, f):
 
 
 def test_compile_and_export_compute_the_transition_once():
-    rnn, x = OrthogonalRNN(3, 6, 2, "modrelu"), torch.randn(5, 4, 3)
+    like = {"dtype": torch.float64}
+    rnn, x = OrthogonalRNN(3, 6, 2, "modrelu", **like), torch.randn(5, 4, 3, **like)
     twin = copy.deepcopy(rnn)
     torch.compiler.reset()
     torch.compile(lambda x: rnn(x)[0].square().sum(), fullgraph=True, backend="aot_eager")(x).backward()

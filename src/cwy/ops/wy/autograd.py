@@ -96,34 +96,36 @@ class _Matrix(Function):
     @in_full_precision
     def forward(ctx, v):
         u, t, reciprocal = _factors(v)
-        q = _eye_minus_(times(u, t) @ u.mH)
-        ctx.save_for_backward(v, u, t, reciprocal, q if u.shape[-1] >= u.shape[-2] else None)
+        y = times(u, t.mH, upper=False)
+        q = _eye_minus_(u @ y.mH)
+        ctx.save_for_backward(v, u, t, reciprocal, q if u.shape[-1] >= u.shape[-2] else None, y)
         ctx.set_materialize_grads(False)
         return q, u, t
 
     @staticmethod
     def backward(ctx, z, gu, gt):
-        v, u, t, reciprocal, q = ctx.saved_tensors
-        return _matrix_backward(v, u, t, reciprocal, q, z, gu, gt)
+        v, u, t, reciprocal, q, y = ctx.saved_tensors
+        return _matrix_backward(v, u, t, reciprocal, q, z, gu, gt, y)
 
 
 @in_full_precision
-def _matrix_backward(v, u, t, reciprocal, q, z, gu, gt):
+def _matrix_backward(v, u, t, reciprocal, q, z, gu, gt, y=None):
     if z is None:
         return _pull_back(v, u, t, reciprocal, None, None, gu, gt)
-    y = times(u, t.mH, upper=False)
+    if y is None or torch.is_grad_enabled():  # what the forward pass saved is a constant
+        y = times(u, t.mH, upper=False)
     if u.shape[-1] < u.shape[-2]:
         w = times(u, t)
         a = z @ y
         return _pull_back(v, u, t, reciprocal, -a - z.mH @ w, upper_product(w, a).triu(1), gu, gt)
-    # L >= N: only the tangent part of z matters, and one product with Q finds it. X and K are twice the README's.
+    # L >= N: only the tangent part of z matters, and one product with Q finds it. X is twice the README's, K 2K^H.
     omega = q.mH @ z
     x = (omega - omega.mH) @ y
-    k = upper_product(x, y).mH
-    low = k.tril(-1)
+    k = upper_product(x, y)
+    low = k.triu(1)
     if k.is_complex():
         low = low + torch.diag_embed(k.diagonal(dim1=-2, dim2=-1) / 2)  # of a real skew-symmetric matrix it is zero
-    du = times(u, low, upper=False)
+    du = times(u, low.mH, upper=False)
     return _pull_back(v, u, t, reciprocal, du - x if torch.is_grad_enabled() else du.sub_(x), None, gu, gt)
 
 
