@@ -7,6 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch.autograd import gradcheck, gradgradcheck
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap
+from torch.utils.flop_counter import FlopCounterMode
 
 from cwy.ops import cwy_matrix, cwy_multiply, householder_vectors, tcwy_matrix, wy_factors
 from cwy.ops.wy import autograd, composite
@@ -125,6 +126,27 @@ def test_analytic_equals_composite(device, n, size, is_complex, strided, call):
         torch.use_deterministic_algorithms(False)
     for fast, truth in zip(*results, strict=True):
         torch.testing.assert_close(fast, truth, atol=1e-11, rtol=1e-9)
+
+
+@pytest.mark.parametrize("size", [130, 260])
+def test_a_batch_of_gradients_of_large_matrices(size):
+    """Products are cut into halves there, written into parts of a result, for which ``vmap`` has no rule."""
+    v = torch.randn(200, size, dtype=torch.float64, requires_grad=True)
+    q, z = cwy_matrix(v), torch.randn(2, 200, 200, dtype=torch.float64)
+    (batch,) = torch.autograd.grad(q, v, z, is_grads_batched=True, retain_graph=True)
+    torch.testing.assert_close(batch, torch.stack([torch.autograd.grad(q, v, one, retain_graph=True)[0] for one in z]))
+
+
+def test_torchs_counter_knows_every_product_of_a_large_matrix():
+    """As the README counts them, with at most half of each triangular product left out."""
+    n = 512
+    v = torch.randn(n, n, requires_grad=True)
+    with FlopCounterMode(display=False) as forward:
+        q = cwy_matrix(v)
+    with FlopCounterMode(display=False) as backward:
+        q.backward(torch.ones_like(q))
+    assert 4 <= forward.get_total_flops() / n**3 <= 6 + 2 / 3
+    assert 6 <= backward.get_total_flops() / n**3 <= 8
 
 
 @pytest.mark.parametrize("backward", [False, True])

@@ -69,8 +69,10 @@ def upper_product(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _halved(a: Tensor, b: Tensor) -> bool:
-    """Whether a product is cut into halves: one of large matrices on a CPU, which nobody differentiates."""
-    return a.device.type == "cpu" and a.dim() == 2 and b.shape[1] > _LEAST and not torch.is_grad_enabled()
+    """Whether a product is cut into halves: one of large matrices on a CPU, which nobody differentiates or batches."""
+    large = a.device.type == "cpu" and a.dim() == 2 and b.shape[1] > _LEAST
+    # What a vmap goes over, as with is_grads_batched, has no storage, and no rule for results written into a part.
+    return large and not torch.is_grad_enabled() and torch._C._has_storage(a) and torch._C._has_storage(b)
 
 
 def _times_into(out: Tensor, a: Tensor, t: Tensor, upper: bool) -> None:
@@ -81,10 +83,11 @@ def _times_into(out: Tensor, a: Tensor, t: Tensor, upper: bool) -> None:
     k = size // 2
     _times_into(out[:, :k], a[:, :k], t[:k, :k], upper)
     _times_into(out[:, k:], a[:, k:], t[k:, k:], upper)
+    # Not addmm_, which torch's counter of operations does not know.
     if upper:
-        out[:, k:].addmm_(a[:, :k], t[:k, k:])
+        torch.addmm(out[:, k:], a[:, :k], t[:k, k:], out=out[:, k:])
     else:
-        out[:, :k].addmm_(a[:, k:], t[k:, :k])
+        torch.addmm(out[:, :k], a[:, k:], t[k:, :k], out=out[:, :k])
 
 
 def _upper_into(out: Tensor, a: Tensor, b: Tensor) -> None:

@@ -15,6 +15,7 @@ from .composite import normalise, s_from
 
 # Columns whose cosines stay below this need no float64 in S: measured, its rounding is then lost in that of Q.
 _APART = 0.75
+_FEW = 4096  # numbers for which float64 is as fast
 
 
 def _factors(v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -24,7 +25,7 @@ def _factors(v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def _s_matrix(u: Tensor) -> Tensor:
     # Only a CPU may look at values without waiting for them.
-    if type(u) is Tensor and u.device.type == "cpu" and u.numel():
+    if type(u) is Tensor and u.device.type == "cpu" and u.numel() > _FEW:
         s = s_from(upper_product(u, u))
         if s.abs().max() <= _APART:
             return s
