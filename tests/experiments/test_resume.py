@@ -22,7 +22,7 @@ from cwy.experiments.engine import checkpoint, task
 from cwy.experiments.engine.command import RunError
 from cwy.experiments.engine.config import ConfigError
 from cwy.experiments.engine.run import Folder
-from cwy.experiments.engine.signals import Stop, Stopped
+from cwy.experiments.engine.signals import Interrupted, Stop, Stopped
 from cwy.experiments.engine.table import table
 
 from .process import ENV, arguments, loop, numbers, program, resume, rows, same, start, train, until, weights
@@ -250,6 +250,16 @@ def test_a_signal_while_data_are_fetched_leaves_a_run_that_resume_starts(tmp_pat
             assert (process.returncode, out, error) == (128 + how, "", told)
             assert [path.name for path in run.iterdir()] == ["config.json"]
     assert Folder(run).settings() == task.settings("mnist/small")
+
+
+def test_a_signal_while_a_class_is_made_is_not_taken_for_a_failure():
+    class Named:
+        def __set_name__(self, owner, name):  # Python 3.11 makes a RuntimeError of what is raised here
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with Stop() as stop, pytest.raises(Interrupted), stop.interrupting():
+        type("Owner", (), {"field": Named()})
+    assert stop.signal == signal.SIGTERM
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")

@@ -47,6 +47,10 @@ class Stop:
             yield
             # Raised amid a callback of C, it may have been dropped.
             self._interrupt()
+        except Exception:
+            # Raised amid an import, it may have become the cause of another.
+            self._interrupt()
+            raise
         finally:
             self._interrupts = False
 
