@@ -213,7 +213,7 @@ def _fused(n: int, batch: int, steps: int, kind: str, reduced: str | None = None
     if reduced:
         tf32 = partial(torch.backends.cudnn.flags, enabled=True, allow_tf32=reduced == "tf32")
         return Entry(name, about, make, why_not=why_not, gate=torch.bfloat16, within=tf32)
-    return Entry(name, about, make, within=CUDNN_RNN.off)
+    return Entry(name, about, make, within=lambda: CUDNN_RNN)
 
 
 @lru_cache(maxsize=4)

@@ -8,7 +8,7 @@ becomes an opaque ``torch.library`` op that holds the flags off when it runs.
 import functools
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -34,21 +34,19 @@ class _Flag:
         self._backend, self._full = backend, full
         self._lock, self._inside, self._before = threading.Lock(), 0, "none"
 
-    @contextmanager
-    def off(self) -> Iterator[None]:
+    def __enter__(self) -> None:
         with self._lock:
             if self._inside == 0:
                 self._before = self._own()
                 if self._before != "full":
                     self._backend.fp32_precision = "ieee"
             self._inside += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._inside -= 1
-                if self._inside == 0 and self._before != "full":
-                    self._backend.fp32_precision = self._before
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if self._inside == 0 and self._before != "full":
+                self._backend.fp32_precision = self._before
 
     def _own(self) -> str:
         """What to put back: "full" if nothing is reduced, "none" if the value is inherited, else the value."""
@@ -66,12 +64,16 @@ _FLAGS = {owner: _Flag(getattr(torch.backends, owner).matmul) for owner in set(_
 CUDNN_RNN = _Flag(torch.backends.cudnn.rnn, full=("ieee",))
 
 
-@contextmanager
-def full_precision(device: str) -> Iterator[None]:
+def full_precision(device: str) -> AbstractContextManager[None]:
     """Holds off autocast and reduced-precision products on a device type. Eager mode only."""
     casting = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
-    flag = _FLAGS[_OWNER[device]].off() if device in _OWNER else nullcontext()
-    with torch.autocast(device, enabled=False) if casting else nullcontext(), flag:
+    flag = _FLAGS[_OWNER[device]] if device in _OWNER else nullcontext()
+    return _uncast(device, flag) if casting else flag
+
+
+@contextmanager
+def _uncast(device: str, flag: AbstractContextManager[None]) -> Iterator[None]:
+    with torch.autocast(device, enabled=False), flag:
         yield
 
 
@@ -82,11 +84,18 @@ def in_full_precision(fn: Callable[_P, _R]) -> Callable[_P, _R]:
     def wrapped(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         if torch.compiler.is_compiling():
             return fn(*args, **kwargs)
-        device = next(a.device.type for a in args if isinstance(a, Tensor))
-        with full_precision(device):
+        with full_precision(_device(args)):
             return fn(*args, **kwargs)
 
     return wrapped
+
+
+def _device(args: tuple[Any, ...]) -> str:
+    """The type of the first tensor's device."""
+    for arg in args:
+        if isinstance(arg, Tensor):
+            return arg.device.type
+    raise TypeError("in_full_precision: expected a tensor among the arguments.")
 
 
 def opaque() -> bool:
@@ -117,14 +126,11 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
 
 class _Matmul(Function):
     @staticmethod
-    def forward(a, b):
+    def forward(ctx, a, b):
+        ctx.save_for_backward(a, b)
+        ctx.save_for_forward(a, b)
         with below_autograd():
             return torch.ops.cwy.matmul(a, b)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.save_for_backward(*inputs)
-        ctx.save_for_forward(*inputs)
 
     @staticmethod
     def backward(ctx, grad):

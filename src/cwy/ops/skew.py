@@ -150,14 +150,11 @@ def _cayley_derivative(q: Tensor, da: Tensor) -> Tensor:
 
 class _MatrixExp(Function):
     @staticmethod
-    def forward(a):
+    def forward(ctx, a):
+        ctx.save_for_backward(a)
+        ctx.save_for_forward(a)
         with below_autograd():
             return torch.ops.cwy.matrix_exp(a)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.save_for_backward(*inputs)
-        ctx.save_for_forward(*inputs)
 
     @staticmethod
     def backward(ctx, grad):
@@ -170,14 +167,12 @@ class _MatrixExp(Function):
 
 class _Cayley(Function):
     @staticmethod
-    def forward(a):
+    def forward(ctx, a):
         with below_autograd():
-            return torch.ops.cwy.cayley(a)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.save_for_backward(output)
-        ctx.save_for_forward(output)
+            q = torch.ops.cwy.cayley(a)
+        ctx.save_for_backward(q)
+        ctx.save_for_forward(q)
+        return q
 
     @staticmethod
     def backward(ctx, grad):

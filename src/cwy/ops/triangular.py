@@ -103,14 +103,12 @@ def _upper_into(out: Tensor, a: Tensor, b: Tensor) -> None:
 
 class _Inverse(Function):
     @staticmethod
-    def forward(s):
+    def forward(ctx, s):
         with below_autograd():
-            return torch.ops.cwy.triangular_inverse(s)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.save_for_backward(output)
-        ctx.save_for_forward(output)
+            t = torch.ops.cwy.triangular_inverse(s)
+        ctx.save_for_backward(t)
+        ctx.save_for_forward(t)
+        return t
 
     @staticmethod
     def backward(ctx, grad):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
+from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -43,10 +45,15 @@ def _seen(tensors: list[Tensor]) -> bool:
 
 
 def _plan(q, bias, weight, nonlinearity, sizes, memory, last, loops) -> Rollout:
-    module = importlib.import_module(f".{loops}", __package__)
-    return Rollout(of(q), bias, weight, named(nonlinearity, q[0]), list(sizes), memory, last, module)
+    return Rollout(of(q), bias, weight, named(nonlinearity, q[0]), sizes, memory, last, _module(loops))
 
 
+@functools.cache
+def _module(loops: str) -> ModuleType:
+    return importlib.import_module(f".{loops}", __package__)
+
+
+@in_full_precision
 def _forward(x, h0, q, bias, weight, *how):
     return bptt.forward(x, h0, _plan(q, bias, weight, *how))
 
@@ -65,6 +72,7 @@ def _forward_fake(x, h0, q, bias, weight, nonlinearity, sizes, memory, last, loo
     return states, torch.empty_like(h0), signs, h0.new_empty(starts, *shape)
 
 
+@in_full_precision
 def _backward(g, gn, x, h0, q, bias, weight, states, hn, signs, starts, *how):
     dx, dh0, dq, dbias, dweight = bptt.backward(g, gn, x, h0, _plan(q, bias, weight, *how), states, hn, signs, starts)
     empty = h0.new_empty(0)
@@ -83,7 +91,7 @@ class _Rollout(Function):
     def forward(ctx, x, h0, bias, weight, how, *q):
         given = [t for t in (x, h0, bias, weight, *q) if t is not None]
         with below_autograd():
-            forward = _forward_op if _seen(given) else in_full_precision(_forward)
+            forward = _forward_op if _seen(given) else _forward
             states, hn, signs, starts = forward(x, h0, list(q), bias, weight, *how)
         # The states stand for x, unless they were not stored or the input map's gradient needs it. Of the outputs no more is
         # kept than the adjoint reads: the caller may drop the others, or write to them.
@@ -106,7 +114,7 @@ class _Rollout(Function):
             dx, dh0, dq, dbias, dweight = _differentiable_backward(g, gn, x, h0, q, bias, weight, states, signs, ctx.how)
         else:
             given = [t for t in (g, gn, states, h0) if t is not None]
-            backward = _backward_op if _seen(given) else in_full_precision(_backward)
+            backward = _backward_op if _seen(given) else _backward
             dx, dh0, dbias, dweight, *dq = backward(g, gn, x, h0, q, bias, weight, states, hn, signs, starts, *ctx.how)
         return dx, dh0, None if bias is None else dbias, None if weight is None else dweight, None, *dq
 

@@ -13,8 +13,8 @@ Sequences of unequal length are packed as torch packs them: step t has ``sizes[t
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from types import ModuleType
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,8 +23,7 @@ from .nonlinearities import Nonlinearity
 from .transition import Transition, mapped, mapped_back
 
 
-@dataclass(frozen=True)
-class Rollout:
+class Rollout(NamedTuple):
     """One recurrence: its constants, the rows of each step, and what is kept.
 
     Tensors over time are flat, ``(sum of sizes, N)``; those of x may have K columns that ``weight (N, K)`` maps. Of a
@@ -43,7 +42,7 @@ class Rollout:
     @property
     def kept_states(self) -> int:
         """How many rows of states are written: all, if they are wanted or, for the adjoint, not known from z."""
-        return sum(self.sizes) if not self.last or (self.memory == "store" and not self.f.keeps_z) else 0
+        return total(self.sizes) if not self.last or (self.memory == "store" and not self.f.keeps_z) else 0
 
     @property
     def chunks(self) -> list[tuple[int, int]]:
@@ -56,18 +55,23 @@ class Rollout:
         return rows if self.weight is None else mapped(rows, self.weight)
 
 
+def total(sizes: list[int]) -> int:
+    """Their sum; they never grow, so that equal ends mean equal sizes."""
+    return len(sizes) * sizes[0] if sizes and sizes[0] == sizes[-1] else sum(sizes)
+
+
 def forward(x: Tensor, h0: Tensor, rollout: Rollout) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The states of every step (empty if none is wanted), each sequence's last state, and what the adjoint needs."""
     sizes, f, memory = rollout.sizes, rollout.f, rollout.memory
-    total, shape = sum(sizes), h0.shape[1:]
-    states = h0.new_empty(rollout.kept_states, *shape)
-    z = h0.new_empty(total, *shape) if f.keeps_z and memory == "store" else None
+    kept, shape = rollout.kept_states, h0.shape[1:]
+    states = h0.new_empty(kept, *shape)
+    z = h0.new_empty(total(sizes), *shape) if f.keeps_z and memory == "store" else None
     bits, starts, ended = [], [], []
     h, at = h0, 0
     for start, stop in rollout.chunks:
         chunk = sizes[start:stop]
-        size = sum(chunk)
-        into = states[at : at + size] if rollout.kept_states else None
+        size = total(chunk)
+        into = states[at : at + size] if kept else None
         signs = f.keeps_z and memory == "reversible"
         before = z[at : at + size] if z is not None else h0.new_empty(size, *shape) if signs else None
         if memory == "checkpoint":
@@ -102,18 +106,17 @@ def backward(
 ) -> tuple[Tensor, Tensor, list[Tensor], Tensor | None, Tensor | None]:  # fmt: skip
     """Gradients of x, h0, the transition's tensors, bias and weight; ``x`` may be None if every state was stored."""
     sizes, f, weight, memory, shape = rollout.sizes, rollout.f, rollout.weight, rollout.memory, h0.shape[1:]
-    total = sum(sizes)
-    dx = h0.new_empty(total, *(shape if x is None or weight is None else x.shape[1:]))
+    at, bit, first = total(sizes), signs.shape[0], starts.shape[0]
+    dx = h0.new_empty(at, *(shape if x is None or weight is None else x.shape[1:]))
     dweight = dbias = None
     dq: list[Tensor] = []
     # Of the step after a chunk: its states before it, and the gradient that reaches them.
-    h, carry = hn[:0], h0.new_zeros(0, *shape)
-    at, bit, first = total, signs.shape[0], starts.shape[0]
+    none = h = carry = h0[:0]
     for start, stop in reversed(rollout.chunks):
         chunk = sizes[start:stop]
-        size = sum(chunk)
+        size = total(chunk)
         at -= size
-        part = h0[:0] if x is None else x[at : at + size]
+        part = none if x is None else x[at : at + size]
         z, before, known = None, h0, states[at : at + size]
         if memory == "store":
             z = signs[at : at + size] if f.keeps_z else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -143,35 +144,35 @@ def _launch(
 ) -> None:
     given = {name: t.contiguous() for name, t in tensors.items() if t is not None}
     assert all(given[name] is tensors[name] for name in ("out", "extra", "end", "dbias") if name in given)
-    n, batch, device = given["end"].shape[-1], sizes[0], given["one"].device
+    n, batch, device = given["end"].shape[-1], sizes[0], given["one"].get_device()
     packed, down = sizes[0] != sizes[-1], mode != FORWARD
     if packed:
-        given["offsets"], given["lengths"] = _kept(_packing(tuple(sizes), device))
+        given["offsets"], given["lengths"] = _kept(_packing(tuple(sizes), given["one"].device))
     fields = _Tensors(n=n, batch=batch, steps=len(sizes), **{name: t.data_ptr() for name, t in given.items()})
     if isinstance(q, Formed):
         reflections, arguments = None, [(q.q.mT if down else q.q).contiguous(), fields]
     else:
         a, b = (q.y, q.w) if down else (q.w, q.y)
         reflections, arguments = a.shape[1], [a.contiguous(), b.contiguous(), q.d.contiguous(), fields, a.shape[1], inner]
-    with torch.cuda.device(device):
-        what = packed, "out" in given, "extra" in given, "two" in given
-        kernel, shape = _prepared(n, reflections, batch, mode, f.name, what, torch.cuda.current_device())
-        kernel((shape.blocks(batch), 1), shape.threads, *arguments, cluster=shape.cluster)
+    what = packed, "out" in given, "extra" in given, "two" in given
+    _prepared(n, reflections, batch, mode, f.name, what, device)(*arguments)
 
 
 @functools.lru_cache(maxsize=256)
 def _prepared(
     n: int, reflections: int | None, batch: int, mode: int, f: str, what: tuple[bool, ...], device: int
-) -> tuple[nvrtc.Kernel, shapes.Shape]:
-    """The kernel for what is asked, and how it is cut."""
-    if reflections is not None:
-        shape = shapes.factored(n, reflections, batch, device)
-    elif n <= shapes.BLOCK:
-        shape = shapes.block(n, batch, torch.cuda.get_device_properties(device).multi_processor_count)
-    else:
-        shape = shapes.cluster(n, batch, mode, device)
+) -> Callable[..., None]:
+    """The launch of the kernel for what is asked, cut for it."""
     asked = dict(zip(("PACKED", "OUT", "EXTRA", "TWO"), map(int, what), strict=True))
-    return shape.kernel({"MODE": mode, "F": _F[f], **asked}), shape
+    with torch.cuda.device(device):
+        if reflections is not None:
+            shape = shapes.factored(n, reflections, batch, device)
+        elif n <= shapes.BLOCK:
+            shape = shapes.block(n, batch, torch.cuda.get_device_properties(device).multi_processor_count)
+        else:
+            shape = shapes.cluster(n, batch, mode, device)
+        kernel = shape.kernel({"MODE": mode, "F": _F[f], **asked})
+    return kernel.prepare((shape.blocks(batch), 1), shape.threads, cluster=shape.cluster)
 
 
 _recorded: list[tuple[Tensor, Tensor]] = []

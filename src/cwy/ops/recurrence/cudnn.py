@@ -59,7 +59,7 @@ class _Fused(Function):
     def forward(ctx, x, h0, q, bias, nonlinearity):
         batch, n = h0.shape
         given = [p.detach().requires_grad_(need) for p, need in zip((x, h0, q, bias), ctx.needs_input_grad, strict=False)]
-        with torch.enable_grad(), full_precision("cuda"), CUDNN_RNN.off():
+        with torch.enable_grad(), full_precision("cuda"), CUDNN_RNN:
             xs, hs, qs, bs = given
             # cuDNN wants its weights in one piece of memory.
             parts = torch.eye(n, dtype=x.dtype, device=x.device), qs, bs, torch.zeros_like(bs)
@@ -83,7 +83,7 @@ class _Fused(Function):
             made = reference.rollout(x, h0, [q], bias, None, ctx.nonlinearity, sizes, "store", False)
             found = iter(torch.autograd.grad(made, wanted, (g, gn), create_graph=True))
         else:
-            with full_precision("cuda"), CUDNN_RNN.off():
+            with full_precision("cuda"), CUDNN_RNN:
                 gradients = g.reshape(states.shape), gn[None]
                 found = iter(torch.autograd.grad((states, hn), wanted, gradients, retain_graph=True))
         return *(next(found) if p.requires_grad else None for p in ctx.given), None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,8 +19,7 @@ from .nonlinearities import NONLINEARITIES
 MEMORY = ("store", "checkpoint", "reversible")
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(NamedTuple):
     """What a backend must know to say whether it can serve a rollout."""
 
     n: int

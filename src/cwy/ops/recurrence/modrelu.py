@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -33,6 +35,10 @@ def backward_(dh: Tensor, h: Tensor, z: Tensor, bias: Tensor | None) -> None:
 
 def _launch(name: str, like: Tensor, *args: Tensor | None) -> None:
     given = [None if arg is None else arg.resolve_conj().contiguous() for arg in args]
-    with torch.cuda.device(like.device):
-        kernel = nvrtc.kernel(SOURCE, name, {})
-        kernel((-(-like.numel() // _THREADS), 1), _THREADS, *given, like.shape[-1], like.numel())
+    _prepared(name, like.numel(), like.get_device())(*given, like.shape[-1], like.numel())
+
+
+@functools.lru_cache(maxsize=256)
+def _prepared(name: str, size: int, device: int) -> Callable[..., None]:
+    with torch.cuda.device(device):
+        return nvrtc.kernel(SOURCE, name, {}).prepare((-(-size // _THREADS), 1), _THREADS)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -24,24 +27,39 @@ def product(a: Tensor, b: Tensor, heads: Tensor) -> Tensor:
         ``(M, N)``.
     """
     rows, m, n, headed = a.shape[0], a.shape[1], heads.shape[1], heads.shape[0]
-    capability = torch.cuda.get_device_capability(a.device)
-    if rows < FEW or capability[0] != 9:
+    if rows < FEW or (cut := _cut(m, n, a.get_device())) is None:
         with full_precision("cuda"):
             parts = (a[:headed], heads), (a[headed:], b[: rows - headed])
             pairs = (pair for part in parts for pair in zip(*(t.split(CHUNK) for t in part), strict=True))
             return sum((ours.mT @ theirs for ours, theirs in pairs), a.new_zeros(m, n))
+    each = -(-(rows + 7) // (cut.parts * 32)) * 32
+    parts = -(-(rows + 7) // each)
+    out, given = a.new_empty(parts, m, n), (a.contiguous(), b.contiguous(), heads.contiguous())
+    cut.kernel((cut.tiles, parts), cut.threads, *given, out, m, n, rows, headed, each)
+    return out.sum(0)
+
+
+class _Cut(NamedTuple):
+    """The kernel, and into how many ``tiles`` it cuts the result and, at most, ``parts`` the rows."""
+
+    kernel: nvrtc.Kernel
+    threads: int
+    tiles: int
+    parts: int
+
+
+@functools.cache
+def _cut(m: int, n: int, device: int) -> _Cut | None:
+    """For a result M x N; None where the GPU has no such kernel."""
+    if torch.cuda.get_device_capability(device)[0] != 9:
+        return None
     macros = _macros(m, n)
     groups, width, blocks = macros["GROUPS"], macros["WIDTH"], macros["BLOCKS"]
     tiles = -(-m // (64 * groups)) * -(-n // width)
-    processors = torch.cuda.get_device_properties(a.device).multi_processor_count
-    each = -(-(rows + 7) // (max(1, processors * blocks // tiles) * 32)) * 32
-    parts = -(-(rows + 7) // each)
-    out = a.new_empty(parts, m, n)
-    with torch.cuda.device(a.device):
+    processors = torch.cuda.get_device_properties(device).multi_processor_count
+    with torch.cuda.device(device):
         kernel = nvrtc.kernel(KERNELS / "product.cu", "product", macros, 3 * 2 * width * 128)
-        given = a.contiguous(), b.contiguous(), heads.contiguous()
-        kernel((tiles, parts), 128 * groups, *given, out, m, n, rows, headed, each)
-    return out.sum(0)
+    return _Cut(kernel, 128 * groups, tiles, max(1, processors * blocks // tiles))
 
 
 def _macros(m: int, n: int) -> dict[str, int]:

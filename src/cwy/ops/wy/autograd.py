@@ -84,7 +84,12 @@ class _Factors(Function):
     @staticmethod
     def backward(ctx, gu, gt):
         v, u, t, reciprocal = ctx.saved_tensors
-        return in_full_precision(_pull_back)(v, u, t, reciprocal, None, None, gu, gt)
+        return _factors_backward(v, u, t, reciprocal, gu, gt)
+
+
+@in_full_precision
+def _factors_backward(v, u, t, reciprocal, gu, gt):
+    return _pull_back(v, u, t, reciprocal, None, None, gu, gt)
 
 
 class _Matrix(Function):

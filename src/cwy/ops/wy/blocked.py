@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
@@ -9,6 +11,7 @@ from .fused import invert_blocks, normalise, project_
 
 WIDTH = 512  # of the blocks of S that one launch inverts
 STRIP = 1024  # rows of U^T U at once
+LARGE = 2048  # halves from which products without T's zeros are large enough
 DOUBLE = (8, 0), (9, 0), (10, 0)  # capabilities with float64 at half the speed of float32, or all of it
 
 
@@ -20,13 +23,22 @@ def factors(v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def gram(u: Tensor) -> Tensor:
     """U^T U on and above the diagonal, added up in float64, where that is fast: nearly parallel vectors need it."""
-    if torch.cuda.get_device_capability(u.device) not in DOUBLE:
+    if not doubles(u.get_device()):
         return u.mT @ u
-    out, u = u.new_empty((*u.shape[:-2], u.shape[-1], u.shape[-1])), u.double()
-    for at in range(0, u.shape[-1], STRIP):
+    wide, size = u.double(), u.shape[-1]
+    if size <= STRIP:
+        return (wide.mT @ wide).to(u.dtype)
+    out = u.new_empty((*u.shape[:-2], size, size))
+    for at in range(0, size, STRIP):
         rows = slice(at, at + STRIP)
-        out[..., rows, at:] = u[..., rows].mT @ u[..., at:]
+        out[..., rows, at:] = wide[..., rows].mT @ wide[..., at:]
     return out
+
+
+@functools.cache
+def doubles(device: int) -> bool:
+    """Whether float64 is fast on a GPU."""
+    return torch.cuda.get_device_capability(device) in DOUBLE
 
 
 def inverse(gram: Tensor) -> Tensor:
@@ -36,8 +48,10 @@ def inverse(gram: Tensor) -> Tensor:
         for at in range(0, size - half, 2 * half):
             one, two = slice(at, at + half), slice(at + half, at + 2 * half)
             s12, t11, t12, t22 = gram[..., one, two], t[..., one, one], t[..., one, two], t[..., two, two]
-            x = torch.empty_like(s12)
-            step = half // 2 if half >= 2048 else half  # so as to leave out zeros of T, where products stay large
+            if half < LARGE:
+                plus_(t12, t11, s12 @ t22, 0, -1)
+                continue
+            x, step = torch.empty_like(s12), half // 2
             for i in range(0, x.shape[-1], step):
                 plus_(x[..., i : i + step], s12[..., : i + step], t22[..., : i + step, i : i + step], 0)
             for i in range(0, half, step):

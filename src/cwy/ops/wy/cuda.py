@@ -36,6 +36,8 @@ def why_not(*tensors: Tensor) -> str | None:
         reasons.append(missing)
     if v.numel() == 0:
         reasons.append("v is empty")
+    elif v.shape[-2] * v.shape[-1] >= 2**30:
+        reasons.append("it counts the entries of a matrix in 30 bits")
     for x in tensors:
         if x.dtype != torch.float32:
             reasons.append(f"it computes in float32, and this is {x.dtype}")
@@ -49,14 +51,9 @@ def why_not(*tensors: Tensor) -> str | None:
 def why_pass(*tensors: Tensor) -> str | None:
     """Why another is the better choice: much work in float64, on a GPU that has little of it."""
     v = tensors[0]
-    if v.is_cuda and v.numel() * v.shape[-1] > WORK and not _doubles(v.get_device()):
+    if v.is_cuda and v.numel() * v.shape[-1] > WORK and not blocked.doubles(v.get_device()):
         return "it adds up in float64, which is slow on this GPU"
     return None
-
-
-@functools.cache
-def _doubles(device: int) -> bool:
-    return torch.cuda.get_device_capability(device) in blocked.DOUBLE
 
 
 @functools.cache
@@ -83,7 +80,10 @@ def _signed(x: Any, signs: Tensor | None) -> Any:
 
 
 def _factors(v: Tensor) -> tuple[Tensor, ...]:
-    return fused.forward(v, "factors") if _thin(v) else in_full_precision(blocked.factors)(v)
+    return fused.forward(v, "factors") if _thin(v) else _large_factors(v)
+
+
+_large_factors = in_full_precision(blocked.factors)
 
 
 class _Factors(Function):
@@ -174,7 +174,7 @@ class _Truncated(Function):
             return autograd._truncated_backward(v, u, t, reciprocal, _signed(z, signs), gu, gt), None
         if _thin(u):
             return fused.backward(fused.TRUNCATED, u, t, reciprocal, z, signs=signs), None
-        return in_full_precision(blocked.truncated_gradient)(u, t, reciprocal, _signed(z, signs)), None
+        return _large_truncated_gradient(u, t, reciprocal, _signed(z, signs)), None
 
 
 @in_full_precision
@@ -182,6 +182,9 @@ def _large_truncated(v: Tensor, signs: Tensor | None) -> tuple[Tensor, Tensor, T
     u, t, reciprocal = blocked.factors(v)
     omega = eye_minus(u, t @ u[..., : u.shape[-1], :].mT)
     return u, t, reciprocal, omega if signs is None else omega.mul_(signs.unsqueeze(-2))
+
+
+_large_truncated_gradient = in_full_precision(blocked.truncated_gradient)
 
 
 class _Multiply(Function):

@@ -189,21 +189,23 @@ def normalise(v: Tensor) -> tuple[Tensor, Tensor]:
     """As :func:`composite.normalise`, for matrices of many columns."""
     v, (*batch, n, size) = v.contiguous(), v.shape
     u, reciprocal = torch.empty_like(v), v.new_empty((*batch, 1, size))
-    _over_columns("normalise", v.get_device(), math.prod(batch), n, size, v, u, reciprocal)
+    count = math.prod(batch)
+    _over_columns("normalise", count, size, v.get_device())(v, u, reciprocal, count, n, size)
     return u, reciprocal
 
 
 def project_(du: Tensor, u: Tensor, reciprocal: Tensor, norm: Tensor | None = None) -> Tensor:
     """The gradient of v from that of u, in its place, for matrices of many columns; ``norm`` as in :mod:`.halves`."""
     *batch, n, size = u.shape
-    _over_columns("project", u.get_device(), math.prod(batch), n, size, u, reciprocal, du, norm)
+    count = math.prod(batch)
+    _over_columns("project", count, size, u.get_device())(u, reciprocal, du, norm, count, n, size)
     return du
 
 
-def _over_columns(name: str, device: int, count: int, n: int, size: int, *tensors: Tensor | None) -> None:
+@functools.lru_cache(maxsize=1024)
+def _over_columns(name: str, count: int, size: int, device: int) -> Callable[..., None]:
     with torch.cuda.device(device):
-        kernel = nvrtc.kernel(KERNELS / "blocks.cu", name, {}, SHARED)
-        kernel((count * -(-size // 8), 1), THREADS, *tensors, count, n, size)
+        return nvrtc.kernel(KERNELS / "blocks.cu", name, {}, SHARED).prepare((count * -(-size // 8), 1), THREADS)
 
 
 def _workspace(like: Tensor, cut: Plan, numbers: int, floats: int = 0) -> Tensor:

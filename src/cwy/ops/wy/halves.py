@@ -10,11 +10,14 @@ added up outside.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from .. import nvrtc
-from .blocked import DOUBLE, gram, inverse, signed_
+from .blocked import doubles, gram, inverse, signed_
 from .fused import KERNELS, normalise, project_
 
 PLAIN, SKEW, LOWER = range(3)  # as in halves.cu
@@ -27,10 +30,14 @@ def halves(x: Tensor, power: int, role: tuple[int, int], below: bool, kind: int 
     """Copies of hi and lo of $2^{power} x$, ``x (N, L)``; divided by the power of two that a ``norm`` is just below."""
     x, (rows, columns), (copies, order) = x.contiguous(), x.shape, role
     out = x.new_empty((copies * rows, columns) if below else (rows, copies * columns), dtype=torch.float16)
-    with torch.cuda.device(x.device):
-        kernel = nvrtc.kernel(KERNELS / "halves.cu", "halves", {})
-    kernel((-(-columns // 32), -(-rows // 32)), 256, x, out, norm, rows, columns, kind, copies, order, int(below), power)
+    _launch(rows, columns, x.get_device())(x, out, norm, rows, columns, kind, copies, order, int(below), power)
     return out
+
+
+@functools.lru_cache(maxsize=1024)
+def _launch(rows: int, columns: int, device: int) -> Callable[..., None]:
+    with torch.cuda.device(device):
+        return nvrtc.kernel(KERNELS / "halves.cu", "halves", {}).prepare((-(-columns // 32), -(-rows // 32)), 256)
 
 
 def product(left: Tensor, right: Tensor, power: int, sign: int = 1, minus: Tensor | None = None) -> Tensor:
@@ -59,8 +66,7 @@ def serves_thin(v: Tensor) -> bool:
 def _takes(v: Tensor) -> bool:
     """Whether tensor cores take the sizes, add fp16 products up in float32, and know float64."""
     shaped = v.dim() == 2 and v.shape[0] % 8 == v.shape[1] % 8 == 0
-    able = shaped and torch.cuda.get_device_capability(v.device) in DOUBLE
-    return able and not torch.backends.cuda.matmul.allow_fp16_accumulation
+    return shaped and doubles(v.get_device()) and not torch.backends.cuda.matmul.allow_fp16_accumulation
 
 
 def eye_minus(u: Tensor, y: Tensor, diagonal: Tensor | int = 1) -> Tensor:

@@ -29,21 +29,37 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) backward(const B
   float* const parts = reinterpret_cast<float*>(columns);
 
   auto all = [=](int size) { return [=](int, int, int) { return make_int2(0, size); }; };
-  auto matrix = [=](const float* x, int rows, int columns) { return [=](int b, int i, int j) { return x[((long)b * rows + i) * columns + j]; }; };
-  auto transposed = [=](const float* x, int rows, int columns) { return [=](int b, int i, int j) { return x[((long)b * rows + j) * columns + i]; }; };
-  auto into = [=](float* x, int rows, int columns) { return [=](int b, int i, int j, float value) { x[((long)b * rows + i) * columns + j] = value; }; };
+  auto matrix = [=](const float* x, int rows, int columns) {
+    return [=](int b) { const View<const float> of(x + (long)b * rows * columns); return [=](int i, int j) { return of[i * columns + j]; }; };
+  };
+  auto transposed = [=](const float* x, int rows, int columns) {
+    return [=](int b) { const View<const float> of(x + (long)b * rows * columns); return [=](int i, int j) { return of[j * columns + i]; }; };
+  };
+  auto into = [=](float* x, int rows, int columns) {
+    return [=](int b) { const View<float> to(x + (long)b * rows * columns); return [=](int i, int j, float value) { to[i * columns + j] = value; }; };
+  };
   // l x l; if `upper`, D + D^T from what is above the diagonal of D alone
   auto into_square = [=](float* x, bool upper) {
-    return [=](int b, int i, int j, float value) {
-      if (!upper || i < j) x[b * ll + (long)i * l + j] = value;
-      if (upper && i < j) x[b * ll + (long)j * l + i] = value;
+    return [=](int b) {
+      const View<float> to(x + b * ll);
+      return [=](int i, int j, float value) {
+        if (!upper || i < j) to[i * l + j] = value;
+        if (upper && i < j) to[j * l + i] = value;
+      };
     };
   };
   const int across = of.kind == TRUNCATED ? l : n;
   const float* const signs = of.signs ? of.signs + (long)first * across : nullptr;
   auto sign = [=](int b, int j) { return signs ? signs[(long)b * across + j] : 1.f; };
-  auto into_signed = [=](float* x, int rows, int columns) { return [=](int b, int i, int j, float value) { x[((long)b * rows + i) * columns + j] = value * sign(b, i); }; };
-  auto both = [=](const float* x) { return [=](int b, int k, int j) { return k == j ? 0.f : x[b * ll + (long)k * l + j]; }; };
+  auto into_signed = [=](float* x, int rows, int columns) {
+    return [=](int b) {
+      const View<float> to(x + (long)b * rows * columns);
+      return [=](int i, int j, float value) { to[i * columns + j] = value * sign(b, i); };
+    };
+  };
+  auto both = [=](const float* x) {
+    return [=](int b) { const View<const float> of(x + b * ll); return [=](int k, int j) { return k == j ? 0.f : of[k * l + j]; }; };
+  };
 
   // x = left^T right, both n x l, summed over all rows, as into_square puts it.
   auto over_rows = [&](const float* left, const float* right, float* x, bool upper) {
@@ -57,7 +73,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) backward(const B
     over_entries(grid, batch, l, l, [=](int b, int i, int j) {
       float sum = 0;
       for (int p = 0; p < splits; p++) sum += parts[((long)b * splits + p) * ll + (long)i * l + j];
-      into_square(x, upper)(b, i, j, sum);
+      into_square(x, upper)(b)(i, j, sum);
     });
   };
 
@@ -77,9 +93,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) backward(const B
     over_rows(w, a, d, true);
     add_up(d, true);
     grid.meet();
-    product<true, false>(grid, batch, n, l, all(l), matrix(u, n, l), both(d), [=](int b, int i, int j, float x) {
-      const long at = b * nl + (long)i * l + j;
-      dv[at] = x - a[at] - z_w[at];
+    product<true, false>(grid, batch, n, l, all(l), matrix(u, n, l), both(d), [=](int b) {
+      return [=](int i, int j, float x) {
+        const long at = b * nl + i * l + j;
+        dv[at] = x - a[at] - z_w[at];
+      };
     });
   } else if (of.kind == WIDE) {
     const float* const y = of.factor + first * nl;
@@ -88,11 +106,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) backward(const B
     float* const omega = x + batch * nl;
     product<false, false>(
         grid, batch, n, n, all(n), transposed(of.q + first * nn, n, n), matrix(z, n, n),
-        [=](int b, int i, int j, float value) { omega[b * nn + (long)i * n + j] = value * sign(b, i) * sign(b, j); });
+        [=](int b) {
+          const View<float> to(omega + b * nn);
+          return [=](int i, int j, float value) { to[i * n + j] = value * sign(b, i) * sign(b, j); };
+        });
     grid.meet();
     product<true, false>(
         grid, batch, n, l, all(n),
-        [=](int b, int i, int j) { return (omega[b * nn + (long)i * n + j] - omega[b * nn + (long)j * n + i]) / 2; },
+        [=](int b) { const View<const float> of(omega + b * nn); return [=](int i, int j) { return (of[i * n + j] - of[j * n + i]) / 2; }; },
         matrix(y, n, l), into(x, n, l));
     grid.meet();
     product<false, false>(
@@ -101,10 +122,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) backward(const B
     grid.meet();
     product<true, false>(
         grid, batch, n, l, [=](int, int, int j) { return make_int2(j, l); }, matrix(u, n, l),
-        [=](int b, int i, int j) { return i > j ? 2 * k[b * ll + (long)i * l + j] : 0.f; },
-        [=](int b, int i, int j, float value) {
-          const long at = b * nl + (long)i * l + j;
-          dv[at] = value - 2 * x[at];
+        [=](int b) { const View<const float> of(k + b * ll); return [=](int i, int j) { return i > j ? 2 * of[i * l + j] : 0.f; }; },
+        [=](int b) {
+          return [=](int i, int j, float value) {
+            const long at = b * nl + i * l + j;
+            dv[at] = value - 2 * x[at];
+          };
         });
   } else {
     float* const c = work;
@@ -119,7 +142,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) backward(const B
     grid.meet();
     product<false, false>(
         grid, batch, l, l, [=](int, int i, int) { return make_int2(0, min(i + TILE, l)); }, transposed(t, l, l), matrix(c, l, l),
-        [=](int b, int i, int j, float value) { e[b * ll + (long)i * l + j] = value * sign(b, j); });
+        [=](int b) { const View<float> to(e + b * ll); return [=](int i, int j, float value) { to[i * l + j] = value * sign(b, j); }; });
     product<false, false>(
         grid, batch, l, l, [=](int, int, int j) { return make_int2(0, min(j + TILE, l)); }, transposed(c, l, l), matrix(t, l, l), into_signed(top, l, l));
     grid.meet();
@@ -128,9 +151,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) backward(const B
     grid.meet();
     auto symmetric = both(d);
     product<true, false>(
-        grid, batch, n, l, all(2 * l), [=](int b, int i, int k) { return k < l ? u[b * nl + (long)i * l + k] : z[b * nl + (long)i * l + k - l]; },
-        [=](int b, int k, int j) { return k < l ? symmetric(b, k, j) : -sign(b, k - l) * y[b * ll + (long)(k - l) * l + j]; },
-        [=](int b, int i, int j, float x) { dv[b * nl + (long)i * l + j] = i < l ? x - top[b * ll + (long)i * l + j] : x; });
+        grid, batch, n, l, all(2 * l),
+        [=](int b) {
+          const float *const first = u + b * nl, *const second = z + b * nl - l;
+          return [=](int i, int k) { return (k < l ? first : second)[i * l + k]; };
+        },
+        [=](int b) {
+          const auto first = symmetric(b);
+          const float* const second = y + b * ll;
+          return [=](int k, int j) { return k < l ? first(k, j) : -sign(b, k - l) * second[(k - l) * l + j]; };
+        },
+        [=](int b) {
+          return [=](int i, int j, float x) { dv[b * nl + i * l + j] = i < l ? x - top[b * ll + i * l + j] : x; };
+        });
   }
 
   grid.meet();

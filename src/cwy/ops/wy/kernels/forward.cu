@@ -68,7 +68,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) forward(const Fo
   const float* const signs = of.signs ? of.signs + (long)first * rows : nullptr;
   grid.meet();
   product<true, true>(
-      grid, batch, n, rows, [=](int b, int i, int j) { return make_int2(0, l); },
-      [=](int b, int i, int k) { return u[b * nl + (long)i * l + k]; }, [=](int b, int k, int j) { return y[((long)b * rows + j) * l + k]; },
-      [=](int b, int i, int j, float x) { out[((long)b * n + i) * rows + j] = ((i == j) - x) * (signs ? signs[(long)b * rows + j] : 1); });
+      grid, batch, n, rows, [=](int, int, int) { return make_int2(0, l); },
+      [=](int b) { const View<const float> of(u + b * nl); return [=](int i, int k) { return of[i * l + k]; }; },
+      [=](int b) { const View<const float> of(y + (long)b * rows * l); return [=](int k, int j) { return of[j * l + k]; }; },
+      [=](int b) {
+        const View<float> to(out + (long)b * n * rows);
+        return [=](int i, int j, float x) { to[i * rows + j] = ((i == j) - x) * (signs ? signs[(long)b * rows + j] : 1); };
+      });
 }

@@ -77,6 +77,17 @@ struct Grid {
   }
 };
 
+// x[i], for fewer than 2^30 of them: a place is x and one short number, and x is not computed again at each use, which a compiler that is
+// short of registers would do. Loops spent more on places than on sums.
+template <class T> struct View {
+  T* x;
+  __device__ __forceinline__ explicit View(T* x) : x(x) {
+    asm("" : "+l"(this->x));
+    __builtin_assume(__isGlobal(this->x));
+  }
+  __device__ __forceinline__ T& operator[](int i) const { return *(T*)((char*)x + 4u * i); }
+};
+
 // The first of the matrices of a group.
 __device__ __forceinline__ int share(int group, int groups, int batch) { return (int)((long)group * batch / groups); }
 
@@ -128,7 +139,7 @@ template <class Each> __device__ void over_entries(Grid& grid, int count, int ro
   grid.turn -= count * per;
 }
 
-// put(b, i, j, sum over k of left(b, i, k) right(b, k, j)) for every entry of `count` matrices. range(b, i, j) says over which k the
+// put(b)(i, j, sum over k of left(b)(i, k) right(b)(k, j)) for every entry of `count` matrices. range(b, i, j) says over which k the
 // tile at (i, j) runs; a tile without any is left out. Each operand says whether its neighbours in memory are along k. A block adds
 // up a tile in PARTS, each of some of the k and with TALL x BROAD entries a thread. The operands are those of matrix b / splits.
 template <bool LEFT_ALONG, bool RIGHT_ALONG, class Range, class Left, class Right, class Put>
@@ -146,15 +157,16 @@ __device__ void product(Grid& grid, int count, int rows, int columns, Range rang
     const int b = grid.turn / across / down, i0 = grid.turn / across % down * TILE, j0 = grid.turn % across * TILE;
     const int2 k = range(b, i0, j0);
     if (k.x >= k.y) continue;
-    const int from = b / splits;
+    const auto l_of = left(b / splits);
+    const auto r_of = right(b / splits);
     float l[LOADS], r[LOADS], sums[TALL][BROAD] = {};
     for (int k0 = k.x;; k0 += SLAB) {  // loads one slab while it adds up the one before
       #pragma unroll
-      for (int e = 0; e < LOADS; e++) {
-        const int i = i0 + place(LEFT_ALONG, e), ki = k0 + depth(LEFT_ALONG, e);
-        const int j = j0 + place(RIGHT_ALONG, e), kj = k0 + depth(RIGHT_ALONG, e);
-        l[e] = i < rows && ki < k.y ? left(from, i, ki) : 0;
-        r[e] = j < columns && kj < k.y ? right(from, kj, j) : 0;
+      for (int e = 0; e < LOADS; e++) {  // beyond the last row or column any will do: what becomes of it is not put
+        const int i = min(i0 + place(LEFT_ALONG, e), rows - 1), ki = k0 + depth(LEFT_ALONG, e);
+        const int j = min(j0 + place(RIGHT_ALONG, e), columns - 1), kj = k0 + depth(RIGHT_ALONG, e);
+        l[e] = ki < k.y ? l_of(i, ki) : 0;
+        r[e] = kj < k.y ? r_of(kj, j) : 0;
       }
       if (k0 > k.x) {
         #pragma unroll 4
@@ -179,13 +191,14 @@ __device__ void product(Grid& grid, int count, int rows, int columns, Range rang
       #pragma unroll
       for (int j = 0; j < BROAD; j++) lefts[(part * TILE + y + i) * TILE + x + j] = sums[i][j];
     __syncthreads();
+    const auto to = put(b);
     #pragma unroll
     for (int e = 0; e < TILE * TILE / THREADS; e++) {
       const int i = depth(false, e), j = place(false, e);
       float sum = 0;
       #pragma unroll
       for (int p = 0; p < PARTS; p++) sum += lefts[(p * TILE + i) * TILE + j];
-      if (i0 + i < rows && j0 + j < columns) put(b, i0 + i, j0 + j, sum);
+      if (i0 + i < rows && j0 + j < columns) to(i0 + i, j0 + j, sum);
     }
   }
   grid.turn -= total;
