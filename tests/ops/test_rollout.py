@@ -24,16 +24,20 @@ def problem(n, batch, steps, dtype=torch.float32, device="cpu", reflections=None
     return {k: p.to(dtype).to(device).requires_grad_() for k, p in made.items()}
 
 
-def run(given, nonlinearity, factors=False, strided=False, **options):
-    """Outputs and all gradients of a loss that reads every state."""
+def run(given, nonlinearity, factors=False, strided=False, order=None, **options):
+    """Outputs and all gradients of a loss that reads every state; if wanted, computed with the units in another order."""
     leaves = {k: p.detach().clone().requires_grad_() for k, p in given.items()}
-    x, h0, bias = leaves["x"], leaves["h0"], leaves["bias"]
-    transition = wy_factors(leaves["v"]) if factors else cwy_matrix(leaves["v"])
+    x, h0, v, bias = leaves["x"], leaves["h0"], leaves["v"], leaves["bias"]
+    if order is not None:
+        x, h0, v, bias = x[..., order], h0[..., order], v[order], bias[order]
+    transition = wy_factors(v) if factors else cwy_matrix(v)
     if strided:
         x, bias = (torch.stack([part, part], -1)[..., 0] for part in (x, bias))
         h0, *parts = (part.mT.contiguous().mT for part in (h0, *(transition if factors else (transition,))))
         transition = WY(*parts) if factors else parts[0]
     states, last = rollout(x, h0, transition, bias, nonlinearity, **options)
+    if order is not None:
+        states, last = (None if t is None else t[..., order.argsort()] for t in (states, last))
     loss = (last * torch.cos(torch.arange(last.numel(), device=last.device)).reshape(last.shape)).sum()
     if states is not None:
         loss = loss + (states * torch.sin(torch.arange(states.numel(), device=last.device)).reshape(states.shape)).sum()

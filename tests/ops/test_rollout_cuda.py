@@ -88,10 +88,11 @@ def test_modes_and_lengths(n, factors, f, memory, output, lengths, poisoned):
     options = {"output": output} | ({} if lengths is None else {"lengths": torch.tensor(lengths)})
     ours = held(given, f, factors=factors, memory=memory, **options)
     truth = run(double(given), f, backend="reference", **options)
-    # What plain steps of the same form (few units are held as a matrix) lose when they recover states is lost here, too.
-    plain = run(given, f, backend="torch", factors=factors and n > 256, memory=memory, **options)
-    for a, p, t in zip(ours, plain, truth, strict=True):
-        assert_as_close(a, p, t)
+    # What plain steps lose when they recover states is lost here, too: how much is luck, so in eight orders of the units.
+    orders = [torch.randperm(n, generator=torch.Generator().manual_seed(seed)) for seed in range(8)]
+    plain = [run(given, f, backend="torch", factors=factors, memory=memory, order=order, **options) for order in orders]
+    for a, t, *p in zip(ours, truth, *plain, strict=True):
+        assert_as_close(a, max(p, key=lambda x, t=t: (x.double() - t).abs().max()), t)
 
 
 @gpu

@@ -12,6 +12,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 from .. import dispatch
 from ..precision import in_full_precision
 from ..skew import multiply
+from ..triangular import widen_if_cheap
 from ..wy import WY
 from . import autograd, cuda, cudnn, reference
 from .nonlinearities import NONLINEARITIES
@@ -197,10 +198,12 @@ def _transition(transition: Tensor | WY, signs: Tensor | None, n: int, rows: int
     if u.shape[:-1] != (n,):
         raise ValueError(f"rollout: the factors must be of {n} x L vectors for states of {n}, got u {tuple(u.shape)}.")
     d = torch.ones(n, dtype=dtype, device=u.device) if signs is None else signs.to(dtype)
-    w, y = _product(u, t), u * d.conj().unsqueeze(-1)
     if factors_are_cheaper(n, u.shape[-1], rows, u.device.type, dtype, u.device.index):
-        return [w, y, d]
-    return [torch.diag(d) - _product(w, y.mH)]
+        return [_product(u, t), u * d.conj().unsqueeze(-1), d]
+    # Every step repeats what Q is off by: it is rounded once, not three times.
+    wide = widen_if_cheap(u)
+    d = d.to(wide.dtype)
+    return [(torch.diag(d) - _product(_product(wide, t.to(wide.dtype)), (wide * d.conj().unsqueeze(-1)).mH)).to(dtype)]
 
 
 _product = in_full_precision(multiply)
