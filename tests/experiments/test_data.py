@@ -150,8 +150,12 @@ def test_an_archive_that_reaches_out_of_its_folder_is_refused(kind, tmp_path):
         with Server(**{f"pack.{kind}": content}) as server:
             some = dataset(server.home, content, f"pack.{kind}", archive=True)
             if whole:
+                ended = root / "some/.pack.partial/half.txt"
+                ended.parent.mkdir(parents=True)
+                ended.touch()
                 fetch(some, root)
                 assert left(root / "some/pack") == ["b.txt", "inner/a.txt"]
+                assert not ended.parent.exists(), "nor is what an attempt that was ended had left"
             else:
                 with pytest.raises(DataError, match="outside"):
                     fetch(some, root)
