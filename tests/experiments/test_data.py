@@ -93,7 +93,9 @@ def test_several_processes_may_fetch_at_once(tmp_path):
     assert left(tmp_path) == ["some/file"]
 
 
-@pytest.mark.parametrize("wrong", [CONTENT[:-1] + b"?", CONTENT + b"more", CONTENT[:-1]], ids=["flipped", "longer", "shorter"])
+@pytest.mark.parametrize(
+    "wrong", [CONTENT[:-1] + bytes([CONTENT[-1] ^ 1]), CONTENT + b"more", CONTENT[:-1]], ids=["flipped", "longer", "shorter"]
+)
 def test_wrong_bytes_are_refused_and_what_was_there_is_kept(wrong, tmp_path):
     with Server(file=wrong) as server:
         some = dataset(server.home, CONTENT)
@@ -150,8 +152,12 @@ def test_an_archive_that_reaches_out_of_its_folder_is_refused(kind, tmp_path):
         with Server(**{f"pack.{kind}": content}) as server:
             some = dataset(server.home, content, f"pack.{kind}", archive=True)
             if whole:
+                ended = root / "some/.pack.partial/half.txt"
+                ended.parent.mkdir(parents=True)
+                ended.touch()
                 fetch(some, root)
                 assert left(root / "some/pack") == ["b.txt", "inner/a.txt"]
+                assert not ended.parent.exists(), "nor is what an attempt that was ended had left"
             else:
                 with pytest.raises(DataError, match="outside"):
                     fetch(some, root)

@@ -22,7 +22,7 @@ from cwy.experiments.engine import checkpoint, task
 from cwy.experiments.engine.command import RunError
 from cwy.experiments.engine.config import ConfigError
 from cwy.experiments.engine.run import Folder
-from cwy.experiments.engine.signals import Interrupted, Stop, Stopped
+from cwy.experiments.engine.signals import Stop, Stopped
 from cwy.experiments.engine.table import table
 
 from .process import ENV, arguments, loop, numbers, program, resume, rows, same, start, train, until, weights
@@ -50,10 +50,12 @@ def test_stopped_and_resumed_equals_never_stopped(whole, tmp_path):
     assert [first[key] for key in ("steps", "best", "crossings")] == [second[key] for key in ("steps", "best", "crossings")]
 
 
-def test_a_run_outlives_whoever_reads_what_it_prints(whole, tmp_path):
-    run = tmp_path / "run"
-    process = start(*arguments(run))
-    assert process.stdout.readline().startswith("copying/small cwy")
+@pytest.mark.parametrize(("env", "last"), [({}, "copying/small cwy"), ({"FORCE_COLOR": "1"}, "0/300")], ids=["lines", "bar"])
+def test_a_run_outlives_whoever_reads_what_it_prints(env, last, whole, tmp_path):
+    run, printed = tmp_path / "run", ""
+    process = start(*arguments(run), **env)
+    while last not in printed:
+        printed += process.stdout.read(1) or pytest.fail(printed)
     process.stdout.close()
     assert process.wait(60) == 0
     assert process.stderr.read() == "cwy: cannot print any more (Broken pipe); the run goes on without.\n"
@@ -252,14 +254,28 @@ def test_a_signal_while_data_are_fetched_leaves_a_run_that_resume_starts(tmp_pat
     assert Folder(run).settings() == task.settings("mnist/small")
 
 
-def test_a_signal_while_a_class_is_made_is_not_taken_for_a_failure():
-    class Named:
-        def __set_name__(self, owner, name):  # Python 3.11 makes a RuntimeError of what is raised here
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    with Stop() as stop, pytest.raises(Interrupted), stop.interrupting():
-        type("Owner", (), {"field": Named()})
-    assert stop.signal == signal.SIGTERM
+@pytest.mark.parametrize(
+    "amid",
+    [
+        # What is raised here Python 3.11 replaces,
+        "type('Owner', (), {'field': type('Field', (), {'__set_name__': ask})()})",
+        # and here any drops,
+        "weakref.finalize(type('Gone', (), {})(), ask)",
+        # and here no other line can be printed.
+        "raw = type('Raw', (io.FileIO,), {'write': ask})(2, 'w')\n"
+        "sys.stderr = io.TextIOWrapper(io.BufferedWriter(raw))\n"
+        "print('a line', file=sys.stderr, flush=True)",
+    ],
+    ids=["class", "callback", "write"],
+)
+def test_a_signal_amid_an_import_ends_plainly(amid, tmp_path):
+    asking = "import io, signal, sys, weakref\ndef ask(*_):\n    signal.raise_signal(signal.SIGTERM)\n"
+    (tmp_path / "asking.py").write_text(f"{asking}{amid}\nraise SystemExit('went on')\n")
+    program = (
+        "from cwy.experiments.engine.signals import Stop\nwith Stop() as stop, stop.ending(lambda: 'left.'): import asking"
+    )
+    done = subprocess.run([sys.executable, "-c", program], env=ENV, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (143, "", "cwy: left.\n")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from ..terminal import plainly, writable
 
 # The command line says what is missing; the annotations below are read only once typer is there.
 with suppress(ImportError):
     import typer
-
-if TYPE_CHECKING:
-    from .engine.signals import Stop
 
 EXTRAS = ("safetensors", "filelock")
 
@@ -31,21 +28,29 @@ def demo(
 ) -> None:
     """A minute of the Copying task: who remembers ten symbols? A table, a picture, a sentence."""
     _need_experiments()
-    with _unless_interrupted("stopped; nothing was written") as stop, stop.interrupting():
-        from rich.console import Console
+    from .engine.signals import Stop, Stopped
 
-        from . import demo
+    stopped = "stopped; nothing was written."
+    with Stop() as stop:
+        with stop.ending(lambda: stopped):
+            from rich.console import Console
 
-        console = Console(highlight=False, markup=False)
-        names = [name.strip() for name in methods.split(",") if name.strip()]
-        with plainly(ValueError):
-            if not names:
-                raise ValueError("--methods names none, e.g. 'cwy,lstm'.")
-            runs = demo.prepare(names, iterations, seed)
-        with plainly(OSError, f"cannot write to the folder --out {out}: "):
-            writable(out)
-        console.print(demo.introduction(runs), end="\n\n")
-        found = demo.race(runs, console)
+            from . import demo
+
+            console = Console(highlight=False, markup=False)
+            names = [name.strip() for name in methods.split(",") if name.strip()]
+            with plainly(ValueError):
+                if not names:
+                    raise ValueError("--methods names none, e.g. 'cwy,lstm'.")
+                runs = demo.prepare(names, iterations, seed)
+            with plainly(OSError, f"cannot write to the folder --out {out}: "):
+                writable(out)
+            console.print(demo.introduction(runs), end="\n\n")
+        try:
+            found = demo.race(runs, console, stop)
+        except Stopped as error:
+            print(f"cwy: {stopped}", file=sys.stderr)
+            sys.exit(error.status)
     console.print(demo.table(found))
     with plainly(OSError, f"cannot write to {out}: "):
         seen, files = demo.picture(found, out)
@@ -229,12 +234,13 @@ def data_decode(name: Annotated[str, typer.Argument(metavar="NAME", help="kth or
 
 def _run(command: Callable[..., int]) -> None:
     """Ends with the status of a command of the engine, which it is given, with a console and what hears of signals."""
+    from .engine.signals import Stop
     from .engine.streams import outlast
 
     _need_experiments()
     outlast()
-    with _unless_interrupted("stopped before anything was done") as stop:
-        with stop.interrupting():
+    with Stop() as stop:
+        with stop.ending(lambda: "stopped before anything was done."):
             from rich.console import Console
 
             from .engine import command as engine
@@ -245,19 +251,6 @@ def _run(command: Callable[..., int]) -> None:
         except (engine.Diverged, engine.Stopped) as error:
             print(f"cwy: {error}", file=sys.stderr)
             sys.exit(error.status)
-
-
-@contextmanager
-def _unless_interrupted(told: str) -> Generator[Stop]:
-    """Signals, where they interrupt, end the command with a line and their status."""
-    from .engine.signals import Interrupted, Stop, status
-
-    with Stop() as stop:
-        try:
-            yield stop
-        except Interrupted:
-            print(f"cwy: {told}.", file=sys.stderr)
-            sys.exit(status(stop.signal))
 
 
 def _need_experiments() -> None:

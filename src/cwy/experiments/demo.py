@@ -23,6 +23,7 @@ from .engine.display import Display
 from .engine.distributed import Group
 from .engine.loop import Loop
 from .engine.run import Folder
+from .engine.signals import Stop
 from .engine.task import Settings, settings
 from .recurrent import BASELINES
 from .report import Run, read_run, write
@@ -49,8 +50,11 @@ def introduction(runs: Sequence[Settings]) -> str:
     )
 
 
-def race(runs: Sequence[Settings], console: Console) -> list[Run]:
-    """Trains the networks one after another with live progress; what was logged of each. Nothing is left on the disk."""
+def race(runs: Sequence[Settings], console: Console, stop: Stop | None = None) -> list[Run]:
+    """Trains the networks one after another with live progress; what was logged of each. Nothing is left on the disk.
+
+    A signal raises :class:`~.engine.signals.Stopped`.
+    """
     bars = Progress(
         TextColumn("{task.description:8}"),
         BarColumn(bar_width=24),
@@ -62,7 +66,7 @@ def race(runs: Sequence[Settings], console: Console) -> list[Run]:
         lanes = [_Lane(bars, one) for one in runs]
         folders = [Path(place) / one.name for one in runs]
         for one, folder, lane in zip(runs, folders, lanes, strict=True):
-            Loop(one, Folder(folder), Group("cpu"), lane).run()
+            Loop(one, Folder(folder), Group("cpu"), lane).run(stop)
         return [read_run(folder) for folder in folders]
 
 

@@ -8,7 +8,8 @@ import zipfile
 import zlib
 from pathlib import Path
 from shutil import rmtree
-from tempfile import mkdtemp
+
+from filelock import FileLock
 
 
 def unpacked(archive: Path) -> Path:
@@ -17,11 +18,21 @@ def unpacked(archive: Path) -> Path:
 
 
 def unpack(archive: Path) -> Path:
-    """Unpacks a .zip or .tar.*, whole or not at all; returns the folder."""
+    """Unpacks a .zip or .tar.*, whole or not at all; returns the folder. Of several processes one unpacks, the others wait."""
     target = unpacked(archive)
     if target.is_dir():
         return target
-    work = Path(mkdtemp(prefix=f".{target.name}.", dir=archive.parent))
+    with FileLock(archive.with_name(".lock")):
+        if not target.is_dir():
+            _unpack(archive, target)
+    return target
+
+
+def _unpack(archive: Path, target: Path) -> None:
+    work = archive.with_name(f".{target.name}.partial")
+    # Of an attempt that was ended.
+    rmtree(work, ignore_errors=True)
+    work.mkdir()
     try:
         if zipfile.is_zipfile(archive):
             with zipfile.ZipFile(archive) as members:
@@ -36,7 +47,6 @@ def unpack(archive: Path) -> Path:
         raise ValueError(f"{archive}: {error}; refused.") from error
     finally:
         rmtree(work, ignore_errors=True)
-    return target
 
 
 def member(archive: Path, name: str, size: int | None) -> bytes:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,12 @@ from .files import Damaged
 from .loop import Loop
 from .meter import Diverged
 from .run import Folder, differences
-from .signals import Interrupted, Stop, Stopped
+from .signals import Stop, Stopped
 from .task import Settings
 
 FAILED = 1
 MEASURES = ("loss", "accuracy", "bleu")
+AGAIN = "The same command goes on with all of them."
 
 
 class RunError(Exception):
@@ -94,10 +95,10 @@ def check_device(name: str) -> None:
 def _sweep(settings: Settings, folder: Folder, group: Group, stop: Stop, console: Console) -> int:
     """One run of many: its failure is told, and its status returned."""
     try:
-        return _start(settings, folder, group, stop, console, go_on=True)
+        return _start(settings, folder, group, stop, console, go_on=True, hint=f"\n{AGAIN}")
     except Stopped:
         if group.first:
-            console.print("The same command goes on with all of them.")
+            console.print(AGAIN)
         raise
     except Exception as error:
         known = isinstance(error, RunError | Diverged)
@@ -110,7 +111,7 @@ def _sweep(settings: Settings, folder: Folder, group: Group, stop: Stop, console
         return getattr(error, "status", FAILED)
 
 
-def _start(settings: Settings, folder: Folder, group: Group, stop: Stop, console: Console, go_on: bool) -> int:
+def _start(settings: Settings, folder: Folder, group: Group, stop: Stop, console: Console, go_on: bool, hint: str = "") -> int:
     """Runs one, unless it is done."""
     # The first rank looks: the others may be elsewhere, or come when it has begun to write.
     problem = group.broadcast(_problem(settings, folder, go_on).encode() if group.first else b"")
@@ -120,24 +121,32 @@ def _start(settings: Settings, folder: Folder, group: Group, stop: Stop, console
     if group.broadcast(b"finished" if group.first and folder.finished else b""):
         display.say(f"{folder.path} is finished: nothing to do.")
         return 0
-    try:
-        record = _train(settings, folder, group, stop, display)
-    except Interrupted:
-        with _writing(folder):
+
+    def leave() -> str:
+        # The bar can't be ended amid a line of its own.
+        with suppress(RuntimeError):
+            display.end()
+        try:
             if group.first and not folder.exists:
                 folder.create(settings)
+        except OSError as error:
+            return f"stopped before its first step; cannot write to the folder {folder.path}: {error.strerror}."
         where = "before it went on" if folder.last_checkpoint() else "before its first step"
-        raise Stopped(stop.signal, where, folder.path) from None
+        return f"{Stopped(stop.signal, where, folder.path)}{hint}"
+
+    record = _train(settings, folder, group, stop, display, leave)
     display.say(_told(record, folder))
     return 0
 
 
-def _train(settings: Settings, folder: Folder, group: Group, stop: Stop, display: Display) -> dict[str, Any]:
+def _train(
+    settings: Settings, folder: Folder, group: Group, stop: Stop, display: Display, leave: Callable[[], str]
+) -> dict[str, Any]:
     try:
-        with stop.interrupting():
+        with stop.ending(leave):
             loop = Loop(settings, folder, group, display)
         with _writing(folder):
-            return loop.run(stop)
+            return loop.run(stop, leave)
     except (ConfigError, DataError, Damaged) as error:
         raise RunError(str(error)) from error
 

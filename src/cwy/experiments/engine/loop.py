@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext, suppress
 from typing import Any
 
@@ -63,18 +63,22 @@ class Loop:
         """Steps done."""
         return self.state.step
 
-    def run(self, stop: Stop | None = None) -> dict[str, Any]:
+    def run(self, stop: Stop | None = None, leave: Callable[[], str] | None = None) -> dict[str, Any]:
         """Trains to the end and returns the record, which lies in the folder too.
 
         Args:
-            stop: what has heard of signals.
+            stop: what hears of signals.
+            leave: for :meth:`Stop.ending` amid the first step; without it, a signal waits for the end of that step.
 
         Raises:
             Stopped: a signal came; the state is saved.
-            Interrupted: it came before the first step was done; there is nothing to save.
             Diverged: a loss or gradient was not finite (it never reaches the weights), or a weight no longer orthogonal.
         """
         self.stop = stop or self.stop
+        first: AbstractContextManager[None] = nullcontext()
+        if self.group.size == 1:  # several processes must stop at the same step
+            self.task.heed = self.stop.heed
+            first = self.stop.ending(leave) if leave else first
         with ExitStack() as opened:
             if self.group.first:
                 if not self.folder.exists:
@@ -86,7 +90,7 @@ class Loop:
             self.display.begin(self.settings, self._unused(), self.step, self.task.iterations, self.task.facts)
             opened.callback(self.display.end)
             try:
-                self._steps()
+                self._steps(first)
                 return self._finish()
             except Diverged as error:
                 path = self.folder.last_checkpoint()
@@ -100,7 +104,7 @@ class Loop:
         free = next(optimizers.constrained(self.model), None) is None
         return self.task.unused | ({"orthogonal_lr"} if free else set())
 
-    def _steps(self) -> None:
+    def _steps(self, first: AbstractContextManager[None]) -> None:
         if self.settings.compile:
             self.model.compile()
         model = self.group.wrap(self.model)
@@ -108,14 +112,13 @@ class Loop:
         wanted = alone and self.task.capturable
         train = Step(lambda batch: self._step(model, batch), wanted, self.optimizer.zero_grad)
         total, period = self.task.iterations, self.config.evaluate_every or self.task.epoch or self.task.iterations
-        begun = False
         while self.step < total or self.state.due:
             last = self.step == total
             if not self.state.due:
                 # The first step may compile for long.
-                with nullcontext() if begun else self._leaving():
+                with first:
                     self._train(train)
-                begun, last = True, self.step == total
+                first, last = nullcontext(), self.step == total
                 if self.step % self.config.log_every == 0 or last:
                     self._read()
                 self.state.due = self.step % period == 0 or last
@@ -128,10 +131,6 @@ class Loop:
                 self._save()
             if signal and not done:
                 raise Stopped(signal, f"at step {self.step}, and saved", self.folder.path)
-
-    def _leaving(self) -> AbstractContextManager[None]:
-        """Where a signal needs not wait for the end of what takes long; several processes must stop at the same step."""
-        return self.stop.interrupting() if self.group.size == 1 else nullcontext()
 
     def _train(self, train: Step) -> None:
         batch, self.weight = self.group.share(self.task.batch(self.step))
@@ -182,7 +181,7 @@ class Loop:
         self._check()
         self._note_memory()
         with self.clock.stopped():
-            with self._evaluating(), self._leaving():
+            with self._evaluating():
                 found = self.task.evaluate(self.model)
                 for split, metrics in self.task.at_end(self.model).items() if last else ():
                     found.setdefault(split, {}).update(metrics)
@@ -251,7 +250,7 @@ class Loop:
             return
         self.model.load_state_dict(self.state.weights)
         try:
-            with self.clock.stopped(), self._evaluating(), self._leaving():
+            with self.clock.stopped(), self._evaluating():
                 found, made = self.task.conclude(self.model)
         except Interrupted:
             raise Stopped(self.stop.signal, f"at step {self.step}, and saved", self.folder.path) from None

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+
+from .streams import tell
 
 
 def status(number: int) -> int:
@@ -15,8 +17,8 @@ def status(number: int) -> int:
     return 128 + number
 
 
-class Interrupted(BaseException):
-    """The first signal, where there is nothing to save yet. Not an Exception: what mends failures is not to mend it."""
+class Interrupted(Exception):
+    """An evaluation is left, as a signal asked to stop; it will come again."""
 
 
 class Stopped(Exception):
@@ -30,29 +32,34 @@ class Stopped(Exception):
 class Stop:
     """While entered, remembers the signal that asked to stop; a SIGHUP that is ignored, as below ``nohup``, stays ignored.
 
+    Nothing is ever raised where a signal happens to come: amid an import or a callback Python drops or replaces an error.
+
     Attributes:
         signal: its number, 0 if none came.
     """
 
     def __init__(self) -> None:
         self.signal = 0
-        self._interrupts = False
+        self._leave: Callable[[], str] | None = None
 
     @contextmanager
-    def interrupting(self) -> Generator[None]:
-        """What runs in here is left, by :class:`Interrupted`, as soon as a signal comes, or at once if one has come."""
-        self._interrupts = True
+    def ending(self, leave: Callable[[], str]) -> Generator[None]:
+        """Here, where there is nothing to save, a signal that comes or has come ends the process at once.
+
+        Args:
+            leave: does what is still to be done, and returns what to say.
+        """
+        self._leave = leave
         try:
-            self._interrupt()
+            self._end()
             yield
-            # Raised amid a callback of C, it may have been dropped.
-            self._interrupt()
-        except Exception:
-            # Raised amid an import, it may have become the cause of another.
-            self._interrupt()
-            raise
         finally:
-            self._interrupts = False
+            self._leave = None
+
+    def heed(self) -> None:
+        """Raises :class:`Interrupted` if a signal has come."""
+        if self.signal:
+            raise Interrupted
 
     def __enter__(self) -> Stop:
         numbers = [signal.SIGTERM, signal.SIGINT]
@@ -71,8 +78,11 @@ class Stop:
         if self.signal:
             os._exit(status(number))
         self.signal = number
-        self._interrupt()
+        self._end()
 
-    def _interrupt(self) -> None:
-        if self.signal and self._interrupts:
-            raise Interrupted
+    def _end(self) -> None:
+        if self.signal and self._leave is not None:
+            try:
+                tell(self._leave())
+            finally:
+                os._exit(status(self.signal))

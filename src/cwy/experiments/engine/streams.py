@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
+from contextlib import suppress
 from typing import Any
 
 
@@ -17,9 +19,16 @@ class _Lasting(io.FileIO):
             return super().write(data)
         except OSError as error:
             if not self.told and self.fileno() == 1:
-                print(f"cwy: cannot print any more ({error.strerror}); the run goes on without.", file=sys.stderr)
+                tell(f"cannot print any more ({error.strerror}); the run goes on without.")
             self.told = True
             return len(data)
+
+
+def tell(line: str) -> None:
+    """A line on standard error, past ``sys.stderr``: that may be amid a write, or lead to standard output, as beside a bar."""
+    if sys.stderr is not None:
+        with suppress(OSError):
+            os.write(2, f"cwy: {line}\n".encode(errors="replace"))
 
 
 def outlast() -> None:

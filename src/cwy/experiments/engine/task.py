@@ -80,6 +80,9 @@ class Task(ABC, Generic[C]):
     Args:
         settings: of the run.
         device: where model and data live.
+
+    Attributes:
+        heed: called before each part of an evaluation, which it may end by raising.
     """
 
     name: ClassVar[str]
@@ -97,6 +100,7 @@ class Task(ABC, Generic[C]):
         self.settings, self.device = settings, device
         self.config: C = settings.config  # pyrefly: ignore
         self.dtype = PRECISIONS[settings.precision]
+        self.heed: Callable[[], None] = lambda: None
 
     @classmethod
     @abstractmethod
@@ -167,6 +171,7 @@ class Task(ABC, Generic[C]):
         """Loss and metrics over all examples of some batches. Waits for the device once, at the end."""
         sums, count, names = torch.zeros((), dtype=torch.float64, device=self.device), 0, ["loss"]
         for batch in batches:
+            self.heed()
             loss, metrics = self.loss(model, batch)
             sums = sums + torch.stack([loss, *metrics.values()]).double() * len(batch[0])
             count, names = count + len(batch[0]), ["loss", *metrics]

@@ -89,6 +89,7 @@ class Translation(RecurrentTask):
         for bucket in self.held_out:
             # Without the row that fills up.
             for source, target in zip(*(side[:-1].split(self.config.test_batch_size) for side in bucket), strict=True):
+                self.heed()
                 total += _costs(model, source, target).double().sum()
                 words += (target != PAD).sum()
         loss = float(total / words)
@@ -102,6 +103,7 @@ class Translation(RecurrentTask):
 
         pairs, size, said = sorted(self.corpus.held_out, key=lambda pair: len(pair[0])), self.config.test_batch_size, []
         for first in range(0, len(pairs), size):
+            self.heed()
             source = padded([self.corpus.source.numbers(words) for words, _ in pairs[first : first + size]]).to(self.device)
             said += map(self.corpus.target.text, decode(cast(Translator, model), source, 2 * source.shape[1]))
         # The references as they are, words that are not known included.

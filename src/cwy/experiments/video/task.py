@@ -121,12 +121,14 @@ class Video(Task[VideoConfig]):
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         with graphs.off():
             for chosen in (order[i : i + size] for i in range(0, len(order), size)):
+                self.heed()
                 loss, _ = self.loss(model, self._gather(split, chosen))
                 total += loss.double() * sum(lengths[i] - 1 for i in chosen)
         return {"loss": (total / (sum(lengths) - len(lengths))).item()}
 
     def _strip(self, model: nn.Module, split: str) -> bytes:
         """True and predicted frames from the middle of the first sequence."""
+        self.heed()
         frames, length, _ = self._gather(split, [0])
         predicted = model(frames[:, :-1].to(self.dtype) / 255)[0].clamp(0, 1) * 255
         first = max(0, (int(length) - 1 - SHOWN) // 2)
