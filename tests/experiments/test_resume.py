@@ -290,7 +290,8 @@ def test_a_signal_at_any_moment_before_the_first_step_ends_plainly(whole, tmp_pa
         process.terminate()
         _, error = process.communicate(timeout=10)
         stopped = re.fullmatch(r"cwy: stopped (before anything was done\.|.* To go on: cwy resume .*)\n", error)
-        assert (process.returncode, bool(stopped)) in ((143, True), (0, False)), error
+        late = process.returncode == -signal.SIGTERM and (run / "record.json").exists()  # the run was over, Python not yet
+        assert late or (process.returncode, bool(stopped)) in ((143, True), (0, False)), error
     assert (resume(run) if run.exists() else train(run))[0] == 0
     assert same(weights(run), weights(whole))
     assert numbers(run) == numbers(whole)
