@@ -62,26 +62,26 @@ def test_a_run_outlives_whoever_reads_what_it_prints(env, last, whole, tmp_path)
     assert same(weights(run), weights(whole))
 
 
-def test_a_closed_terminal_stops_a_run_and_saves_it_unless_below_nohup(whole, tmp_path):
+def test_a_closed_terminal_stops_a_run_and_saves_it_unless_below_nohup(tmp_path):
     run = tmp_path / "run"
     ours, theirs = pty.openpty()
     own = lambda: fcntl.ioctl(theirs, termios.TIOCSCTTY, 0)
     streams = dict.fromkeys(("stdin", "stdout", "stderr"), theirs)
-    command = [*program(1), *map(str, arguments(run))]
+    command = [*program(1), *map(str, arguments(run, iterations=10000))]
     process = subprocess.Popen(command, env=ENV, start_new_session=True, preexec_fn=own, **streams)
     until(process, run, 50)
     os.close(theirs)
     os.close(ours)
     assert process.wait(10) == 128 + signal.SIGHUP
     saved = checkpoint.parse(checkpoint.last(run / "checkpoints", print))["run"]["step"]
-    assert max(row["step"] for row in rows(run)) <= saved < 300
+    assert max(row["step"] for row in rows(run)) <= saved
     process = start("resume", run, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
     until(process, run, saved + 5)
     process.send_signal(signal.SIGHUP)
-    _, error = process.communicate()
-    assert (process.returncode, error) == (0, "")
-    assert numbers(run) == numbers(whole)
-    assert same(weights(run), weights(whole))
+    until(process, run, max(row["step"] for row in rows(run)) + 100)
+    process.terminate()
+    _, error = process.communicate(timeout=10)
+    assert (process.returncode, "and saved" in error) == (128 + signal.SIGTERM, True), error
 
 
 @pytest.mark.parametrize(
