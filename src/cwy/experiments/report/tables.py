@@ -17,7 +17,7 @@ TIME = Column("training time", lambda run: run.seconds, duration)
 
 
 def summary(panel: Panel) -> str:
-    """A row a series: its numbers over the seeds, and what was published."""
+    """A row a series: its numbers over the seeds, of those that ended if any did, and what was published."""
     published = [panel.description.published(one.config) for one in panel.series]
     columns = [column if column.against is None else _relative(column, panel) for column in (*panel.description.columns, TIME)]
     heads = ["method", *(column.heading for column in columns), *["published"] * any(published)]
@@ -25,7 +25,8 @@ def summary(panel: Panel) -> str:
     for one, style, told in zip(panel.series, styles(panel.series), published, strict=True):
         dot = f'<i style="background:{style["color"]}"></i>'
         seeds = f" <small>{one.count}</small>" if len(one.runs) > 1 else ""
-        cells = [f"<td>{_over_seeds(column, one.runs)}</td>" for column in columns]
+        ended = [run for run in one.runs if run.record] or one.runs
+        cells = [f"<td>{_over_seeds(column, ended)}</td>" for column in columns]
         cells += [f'<td class="text">{escape(told or "–")}</td>'] * any(published)
         name = f'<th scope="row">{dot}{escape(one.label)}{seeds}{_open(one)}</th>'
         rows.append(f'<tr data-series="{escape(one.label)}">{name}{"".join(cells)}</tr>')
