@@ -95,11 +95,12 @@ def _over_seeds(column: Column, runs: Sequence[Run]) -> str:
     known = [value for value in values if value is not None]
     if not known:
         return escape(column.absent if all(run.record for run in runs) else "–")
-    low, high = column.form(min(known)), column.form(max(known))
+    # A number and its units stay on one line.
+    middle, low, high = (column.form(value).replace(" ", "\u00a0") for value in (mean(known), min(known), max(known)))
     spread = [f"{low} to {high}"] if low != high else []
     if len(known) < len(values):
         spread.append(f"{len(known)} of {len(values)} seeds")
-    return escape(column.form(mean(known))) + (f"<br><small>{escape(', '.join(spread))}</small>" if spread else "")
+    return escape(middle) + (f"<br><small>{escape(', '.join(spread))}</small>" if spread else "")
 
 
 def _relative(column: Column, panel: Panel) -> Column:
