@@ -65,7 +65,11 @@ def test_a_run_outlives_whoever_reads_what_it_prints(env, last, whole, tmp_path)
 def test_a_closed_terminal_stops_a_run_and_saves_it_unless_below_nohup(tmp_path):
     run = tmp_path / "run"
     ours, theirs = pty.openpty()
-    own = lambda: fcntl.ioctl(theirs, termios.TIOCSCTTY, 0)
+
+    def own():
+        fcntl.ioctl(theirs, termios.TIOCSCTTY, 0)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # these tests may run below nohup
+
     streams = dict.fromkeys(("stdin", "stdout", "stderr"), theirs)
     command = [*program(1), *map(str, arguments(run, iterations=10000))]
     process = subprocess.Popen(command, env=ENV, start_new_session=True, preexec_fn=own, **streams)
