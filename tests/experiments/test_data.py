@@ -228,6 +228,9 @@ def test_commands_check_what_is_here(tmp_path):
     done = run(COMMAND, "data", "check", CWY_DATA=str(tmp_path))
     assert (done.returncode, done.stdout.count("is right"), done.stdout.count("gz is missing")) == (1, 3, 1)
     assert "3 of 4 files" in run(COMMAND, "data", "list", CWY_DATA=str(tmp_path)).stdout
+    for call in (("data", "list"), ("data", "check", "mnist"), ("train", "mnist/small", "--out", tmp_path / "run")):
+        done = run(COMMAND, *map(str, call), CWY_DATA=str(tmp_path / ("x" * 300)))
+        assert (done.returncode, "cannot read the data folder" in done.stderr, "Traceback" in done.stderr) == (1, True, False)
 
 
 def test_commands_name_a_mistake_plainly(tmp_path):

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import termios
 import time
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -62,8 +63,9 @@ def test_a_run_outlives_whoever_reads_what_it_prints(env, last, whole, tmp_path)
     assert same(weights(run), weights(whole))
 
 
-def test_a_closed_terminal_stops_a_run_and_saves_it_unless_below_nohup(tmp_path):
-    run = tmp_path / "run"
+@contextmanager
+def in_a_terminal(*args):
+    """A process, and our end of its terminal, which is closed in the end."""
     ours, theirs = pty.openpty()
 
     def own():
@@ -71,21 +73,66 @@ def test_a_closed_terminal_stops_a_run_and_saves_it_unless_below_nohup(tmp_path)
         signal.signal(signal.SIGHUP, signal.SIG_DFL)  # these tests may run below nohup
 
     streams = dict.fromkeys(("stdin", "stdout", "stderr"), theirs)
-    command = [*program(1), *map(str, arguments(run, iterations=10000))]
-    process = subprocess.Popen(command, env=ENV, start_new_session=True, preexec_fn=own, **streams)
-    until(process, run, 50)
+    process = subprocess.Popen([*program(1), *map(str, args)], env=ENV, start_new_session=True, preexec_fn=own, **streams)
     os.close(theirs)
+    yield process, ours
     os.close(ours)
+
+
+def test_a_closed_terminal_stops_a_run_and_saves_it_unless_below_nohup(tmp_path):
+    run = tmp_path / "run"
+    with in_a_terminal(*arguments(run, iterations=10000)) as (process, _):
+        until(process, run, 50)
     assert process.wait(10) == 128 + signal.SIGHUP
     saved = checkpoint.parse(checkpoint.last(run / "checkpoints", print))["run"]["step"]
     assert max(row["step"] for row in rows(run)) <= saved
-    process = start("resume", run, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    # Ignored, as by nohup and by a shell's background, they stay so.
+    ignored = (signal.SIGHUP, signal.SIGINT)
+    process = start("resume", run, preexec_fn=lambda: [signal.signal(number, signal.SIG_IGN) for number in ignored])
     until(process, run, saved + 5)
-    process.send_signal(signal.SIGHUP)
+    for number in ignored:
+        process.send_signal(number)
     until(process, run, max(row["step"] for row in rows(run)) + 100)
     process.terminate()
     _, error = process.communicate(timeout=10)
     assert (process.returncode, "and saved" in error) == (128 + signal.SIGTERM, True), error
+
+
+def test_a_demo_ends_with_its_terminal(tmp_path):
+    with in_a_terminal("demo", "--out", tmp_path / "demo") as (process, ours):
+        seen = b""
+        while b"symbols" not in seen:
+            seen += os.read(ours, 1000)
+    assert process.wait(20) == 128 + signal.SIGHUP
+
+
+def test_a_pipe_that_is_full_and_does_not_wait_is_waited_for(tmp_path):
+    run = tmp_path / "run"
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(writing, bytes(4096))
+    command = [*program(1), *map(str, arguments(run, iterations=20))]
+    process = subprocess.Popen(command, env=ENV, stdout=writing, stderr=subprocess.PIPE, text=True)
+    os.close(writing)
+    while not (run / "config.json").exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    with open(reading, "rb") as read:
+        assert b"Finished" in read.read()
+    assert (process.wait(20), process.stderr.read()) == (0, "")
+
+
+def test_what_another_process_did_in_the_meantime_is_left_alone(tmp_path):
+    run = tmp_path / "run"
+    others = loop(run, lr=1e-4, iterations=20), loop(run, iterations=20)
+    assert train(run, iterations=20)[0] == 0
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    for other in others:
+        with pytest.raises(ConfigError, match="another process has just been at the run"):
+            other.run()
+    assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
 
 
 @pytest.mark.parametrize(
@@ -107,6 +154,7 @@ def test_every_kind_of_state_is_remembered(method, settings, tmp_path):
     stopped.model.readout.bias.register_hook(lambda g: setattr(stop, "signal", 15 if stopped.step == 8 else 0))
     with pytest.raises(Stopped, match="stopped at step 9, and saved"):
         stopped.run(stop)
+    assert "9" in table(run).columns[2].cells  # its log ends at 5
     assert resume(run)[0] == 0
     assert same(weights(run), weights(whole))
     assert numbers(run) == numbers(whole)

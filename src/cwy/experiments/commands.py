@@ -29,7 +29,9 @@ def demo(
     """A minute of the Copying task: who remembers ten symbols? A table, a picture, a sentence."""
     _need_experiments()
     from .engine.signals import Stop, Stopped
+    from .engine.streams import outlast
 
+    outlast()
     stopped = "stopped; nothing was written."
     with Stop() as stop:
         with stop.ending(lambda: stopped):
@@ -99,7 +101,7 @@ def train(
     stop; `cwy resume` goes on.
     Many GPUs: torchrun --nproc-per-node=K -m cwy train …
 
-    Exit status: 0 finished, 1 failed, 2 wrong usage, 3 diverged, 129, 130 or 143 stopped and saved.
+    Exit status: 0 finished, 1 failed, 2 wrong options, 3 diverged, 129, 130 or 143 stopped and saved.
     """
     given = [None] if method is None else [name.strip() for name in method.split(",") if name.strip()]
     names = list(dict.fromkeys(given))
@@ -189,9 +191,11 @@ def data_list() -> None:
     """The data sets of the experiments, and which are here."""
     from rich.console import Console
 
+    from .data import DataError
     from .data.command import show
 
-    show(Console(highlight=False, markup=False))
+    with plainly(DataError):
+        show(Console(highlight=False, markup=False))
 
 
 def data_check(

@@ -71,8 +71,15 @@ class DataSet:
         return replace(self, files=tuple(file for file in self.files if file.name in names))
 
     def folder(self, root: Path | None = None) -> Path:
-        """Where its files are kept."""
-        return (root or default_root()) / self.name
+        """Where its files are kept; raises if nobody may look there."""
+        folder = (root or default_root()) / self.name
+        try:
+            folder.exists()
+        except OSError as error:
+            raise DataError(
+                f"cannot read the data folder {folder}: {error.strerror}. Set CWY_DATA to choose another."
+            ) from None
+        return folder
 
 
 def default_root() -> Path:

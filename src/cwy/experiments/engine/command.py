@@ -128,7 +128,10 @@ def _start(settings: Settings, folder: Folder, group: Group, stop: Stop, console
             display.end()
         try:
             if group.first and not folder.exists:
-                folder.create(settings)
+                with folder.claim(settings):
+                    pass
+        except ConfigError as error:
+            return f"stopped before its first step; {error}"
         except OSError as error:
             return f"stopped before its first step; cannot write to the folder {folder.path}: {error.strerror}."
         where = "before it went on" if folder.last_checkpoint() else "before its first step"

@@ -81,9 +81,7 @@ class Loop:
             first = self.stop.ending(leave) if leave else first
         with ExitStack() as opened:
             if self.group.first:
-                if not self.folder.exists:
-                    self.folder.create(self.settings)
-                opened.enter_context(self.folder.lock())
+                opened.enter_context(self.folder.claim(self.settings))
             self._restore()
             if self.group.first:
                 self.log = opened.enter_context(closing(Log(self.folder.path, self.step, self.state.due)))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -75,16 +77,29 @@ class Folder:
             raise ConfigError(str(damage)) from None
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from None
+        except OSError as error:
+            raise ConfigError(f"cannot read {path}: {error.strerror}.") from None
 
-    def lock(self) -> IO[bytes]:
-        """Keeps other processes from running this run until the file is closed or the process ends."""
-        file = (self.path / CONFIG).open("rb")
+    @contextmanager
+    def claim(self, settings: Settings) -> Generator[None]:
+        """Keeps other processes out until its end, or the process's; makes the folder of a new run.
+
+        Raises where another process is at a run here, or was since it was last looked at.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        handle = os.open(self.path, os.O_RDONLY)
         try:
-            flock(file, LOCK_EX | LOCK_NB)
-        except BlockingIOError:
-            file.close()
-            raise ConfigError(f"another process is at the run in {self.path}.") from None
-        return file
+            try:
+                flock(handle, LOCK_EX | LOCK_NB)
+            except BlockingIOError:
+                raise ConfigError(f"another process is at the run in {self.path}.") from None
+            if not self.exists:
+                self.create(settings)
+            elif differences(self.settings().to_dict(), settings.to_dict()) or self.finished:
+                raise ConfigError(f"another process has just been at the run in {self.path}: see `cwy runs {self.path}`.")
+            yield
+        finally:
+            os.close(handle)
 
     def record(self) -> dict[str, Any]:
         """The record of a finished run."""

@@ -30,7 +30,7 @@ class Stopped(Exception):
 
 
 class Stop:
-    """While entered, remembers the signal that asked to stop; a SIGHUP that is ignored, as below ``nohup``, stays ignored.
+    """While entered, remembers the signal that asked to stop; one that is ignored, as SIGHUP below ``nohup``, stays ignored.
 
     Nothing is ever raised where a signal happens to come: amid an import or a callback Python drops or replaces an error.
 
@@ -62,10 +62,10 @@ class Stop:
             raise Interrupted
 
     def __enter__(self) -> Stop:
-        numbers = [signal.SIGTERM, signal.SIGINT]
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-            numbers.append(signal.SIGHUP)
-        self._before = {number: signal.signal(number, self._heard) for number in numbers}
+        before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+        self._before = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}
+        for number in self._before:
+            signal.signal(number, self._heard)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -6,6 +6,7 @@ import io
 import os
 import sys
 from contextlib import suppress
+from select import select
 from typing import Any
 
 
@@ -16,7 +17,9 @@ class _Lasting(io.FileIO):
 
     def write(self, data: Any) -> int | None:
         try:
-            return super().write(data)
+            while (written := super().write(data)) is None:
+                select([], [self], [])  # of a pipe that is full and does not wait
+            return written
         except OSError as error:
             if not self.told and self.fileno() == 1:
                 tell(f"cannot print any more ({error.strerror}); the run goes on without.")

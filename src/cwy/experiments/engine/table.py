@@ -38,10 +38,12 @@ def _cells(folder: Folder) -> list[str]:
     finals = {row["split"]: row for row in rows}
     final = finals.get("test") or finals.get("validation") or finals.get("train") or {}
     best = record["best"] if record else None
+    saved = folder.last_checkpoint()
+    step = max(rows[-1]["step"] if rows else 0, int(saved.stem.removeprefix("step-")) if saved else 0)
     return [
         f"{settings.task}/{settings.name}",
         settings.method,
-        str(rows[-1]["step"]) if rows else "0",
+        str(step),
         _number(final.get("loss"), ".2e"),
         _number(final.get("accuracy"), ".2%"),
         _number(best["value"] if best else None, ".2%" if best and "accuracy" in best["metric"] else ".2e"),
