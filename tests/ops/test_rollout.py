@@ -152,6 +152,17 @@ def test_the_norm_is_kept():
         assert ((last.norm(dim=-1) / h0.norm(dim=-1)) - 1).abs().max() <= bound
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_transition_formed_from_factors_is_rounded_once(device):
+    n = 40
+    u, t = wy_factors(torch.randn(n, n, device=device))
+    signs = torch.randint(0, 2, (n,), device=device).float() * 2 - 1
+    rows = torch.eye(n, device=device).repeat(4, 1)  # so many that a formed Q is cheaper
+    _, q = rollout(torch.zeros(1, 4 * n, n, device=device), rows, WY(u, t), None, "identity", signs=signs)
+    truth = (torch.eye(n, dtype=torch.float64, device=device) - u.double() @ t.double() @ u.double().mT) * signs.double()
+    assert (q[:n].mT - truth).abs().max() <= torch.finfo(torch.float32).eps / 2
+
+
 def test_reversible_recovers_two_thousand_steps():
     given = problem(64, 4, 2000)
     stored = run(given, "abs", output="last")

@@ -61,11 +61,6 @@ class Folder:
         """Whether parts of a run are there without its settings."""
         return not self.exists and (self.checkpoints.exists() or (self.path / log.FILE).exists())
 
-    def create(self, settings: Settings) -> None:
-        """Makes the folder and writes the settings into it."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        files.write_json(self.path / CONFIG, settings.to_dict())
-
     def settings(self) -> Settings:
         """What the run was started with; a file that is not whole or not known raises."""
         path = self.path / CONFIG
@@ -94,7 +89,7 @@ class Folder:
             except BlockingIOError:
                 raise ConfigError(f"another process is at the run in {self.path}.") from None
             if not self.exists:
-                self.create(settings)
+                files.write_json(self.path / CONFIG, settings.to_dict())
             elif differences(self.settings().to_dict(), settings.to_dict()) or self.finished:
                 raise ConfigError(f"another process has just been at the run in {self.path}: see `cwy runs {self.path}`.")
             yield
