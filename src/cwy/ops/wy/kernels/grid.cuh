@@ -2,15 +2,10 @@
 #pragma once
 
 typedef unsigned long long Token;
-constexpr int THREADS = 256, RESIDENT = 2, FEW = 128;  // blocks that a processor is to hold, and that watch each other
-#ifdef MANY  // matrices, which keep all blocks busy with large tiles
-constexpr int COLUMNS = 32, TILE = 64, SLAB = 32, TALL = 8;
-#else
-constexpr int COLUMNS = 8, TILE = 32, SLAB = 64, TALL = 4;
-#endif
-constexpr int ROWS = THREADS / COLUMNS, BROAD = 4, TEAM = TILE / TALL * (TILE / BROAD), PARTS = THREADS / TEAM, PITCH = TILE + 4;
+#include "sums.cuh"
 
-extern __shared__ __align__(16) unsigned char memory[];
+constexpr int RESIDENT = 2, FEW = 128;  // blocks that a processor is to hold, and that watch each other
+constexpr int ROWS = THREADS / COLUMNS;
 
 __device__ __forceinline__ void set(Token* to, Token token) {
   asm volatile("fence.acq_rel.gpu; st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(token) : "memory");
@@ -140,64 +135,44 @@ template <class Each> __device__ void over_entries(Grid& grid, int count, int ro
 }
 
 // put(b)(i, j, sum over k of left(b)(i, k) right(b)(k, j)) for every entry of `count` matrices. range(b, i, j) says over which k the
-// tile at (i, j) runs; a tile without any is left out. Each operand says whether its neighbours in memory are along k. A block adds
-// up a tile in PARTS, each of some of the k and with TALL x BROAD entries a thread. The operands are those of matrix b / splits.
+// tile at (i, j) runs; a tile without any is left out. Each operand says whether its neighbours in memory are along k. The operands are
+// those of matrix b / splits.
 template <bool LEFT_ALONG, bool RIGHT_ALONG, class Range, class Left, class Right, class Put>
 __device__ void product(Grid& grid, int count, int rows, int columns, Range range, Left left, Right right, Put put, int splits = 1) {
-  constexpr int LOADS = TILE * SLAB / THREADS, DEPTH = SLAB / PARTS, WARPED = TILE / 32;
   const int down = (rows + TILE - 1) / TILE, across = (columns + TILE - 1) / TILE, total = count * down * across;
-  const int part = threadIdx.x / TEAM, y = threadIdx.x % TEAM / (TILE / BROAD) * TALL, x = threadIdx.x % (TILE / BROAD) * BROAD;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  float* const lefts = reinterpret_cast<float*>(memory);
-  float* const rights = lefts + SLAB * PITCH;
-  // Which of a tile, and which k, a thread loads: runs of 8 along k, or of 32 across.
-  auto place = [=](bool along, int e) { return along ? lane / 8 + 4 * ((warp + 8 * e) / (SLAB / 8)) : lane + 32 * (e % WARPED); };
-  auto depth = [=](bool along, int e) { return along ? lane % 8 + 8 * ((warp + 8 * e) % (SLAB / 8)) : warp + 8 * (e / WARPED); };
+  float* const staged = reinterpret_cast<float*>(memory);
   for (; grid.turn < total; grid.turn += grid.size) {
     const int b = grid.turn / across / down, i0 = grid.turn / across % down * TILE, j0 = grid.turn % across * TILE;
     const int2 k = range(b, i0, j0);
     if (k.x >= k.y) continue;
     const auto l_of = left(b / splits);
     const auto r_of = right(b / splits);
-    float l[LOADS], r[LOADS], sums[TALL][BROAD] = {};
+    float l[LOADS], r[LOADS];
+    Sums sums;
     for (int k0 = k.x;; k0 += SLAB) {  // loads one slab while it adds up the one before
       #pragma unroll
       for (int e = 0; e < LOADS; e++) {  // beyond the last row or column any will do: what becomes of it is not put
-        const int i = min(i0 + place(LEFT_ALONG, e), rows - 1), ki = k0 + depth(LEFT_ALONG, e);
-        const int j = min(j0 + place(RIGHT_ALONG, e), columns - 1), kj = k0 + depth(RIGHT_ALONG, e);
+        const int i = min(i0 + Sums::place(LEFT_ALONG, e), rows - 1), ki = k0 + Sums::depth(LEFT_ALONG, e);
+        const int j = min(j0 + Sums::place(RIGHT_ALONG, e), columns - 1), kj = k0 + Sums::depth(RIGHT_ALONG, e);
         l[e] = ki < k.y ? l_of(i, ki) : 0;
         r[e] = kj < k.y ? r_of(kj, j) : 0;
       }
-      if (k0 > k.x) {
-        #pragma unroll 4
-        for (int s = part * DEPTH; s < (part + 1) * DEPTH; s++) {
-          #pragma unroll
-          for (int i = 0; i < TALL; i++)
-            #pragma unroll
-            for (int j = 0; j < BROAD; j++) sums[i][j] += lefts[s * PITCH + y + i] * rights[s * PITCH + x + j];
-        }
-      }
+      if (k0 > k.x) sums.add();
+      sums.measure(l, r);
       __syncthreads();
       if (k0 >= k.y) break;
-      #pragma unroll
-      for (int e = 0; e < LOADS; e++) {
-        lefts[depth(LEFT_ALONG, e) * PITCH + place(LEFT_ALONG, e)] = l[e];
-        rights[depth(RIGHT_ALONG, e) * PITCH + place(RIGHT_ALONG, e)] = r[e];
-      }
+      sums.keep<LEFT_ALONG, RIGHT_ALONG>(l, r);
       __syncthreads();
     }
-    #pragma unroll
-    for (int i = 0; i < TALL; i++)
-      #pragma unroll
-      for (int j = 0; j < BROAD; j++) lefts[(part * TILE + y + i) * TILE + x + j] = sums[i][j];
+    sums.stage(staged);
     __syncthreads();
     const auto to = put(b);
     #pragma unroll
     for (int e = 0; e < TILE * TILE / THREADS; e++) {
-      const int i = depth(false, e), j = place(false, e);
+      const int i = threadIdx.x / TILE + THREADS / TILE * e, j = threadIdx.x % TILE;
       float sum = 0;
       #pragma unroll
-      for (int p = 0; p < PARTS; p++) sum += lefts[(p * TILE + i) * TILE + j];
+      for (int p = 0; p < Sums::PARTS; p++) sum += staged[(p * TILE + i) * PITCH + j];
       if (i0 + i < rows && j0 + j < columns) to(i0 + i, j0 + j, sum);
     }
   }
