@@ -219,10 +219,12 @@ def test_nan_spreads():
 def test_every_kernel_compiles_without_a_gpu(tmp_path, monkeypatch):
     monkeypatch.setenv("CWY_CACHE", str(tmp_path))
     for arch in ("sm_80", "sm_90a"):
-        for source in ("forward.cu", "backward.cu", "blocks.cu", "halves.cu"):
+        for source in ("forward.cu", "blocks.cu", "halves.cu"):
             assert len(nvrtc.cubin(fused.KERNELS / source, (), arch)) > 1000
-        for source in ("forward.cu", "backward.cu"):
-            assert len(nvrtc.cubin(fused.KERNELS / source, (("MANY", 1),), arch)) > 1000
+        assert len(nvrtc.cubin(fused.KERNELS / "forward.cu", (("MANY", 1),), arch)) > 1000
+        for kind in (fused.NARROW, fused.WIDE, fused.TRUNCATED, fused.ENDING):
+            for many in (), (("MANY", 1),):
+                assert len(nvrtc.cubin(fused.KERNELS / "backward.cu", (("KIND", kind), *many), arch)) > 1000
 
 
 def test_why_it_does_not_serve(monkeypatch):

@@ -34,9 +34,7 @@ def _structure(name: str, pointers: str, sizes: str) -> type[ctypes.Structure]:
 
 # As in the sources of the same names.
 _Forward = _structure("Forward", "v signs u reciprocal t y out work flags", "batch n l truncated chunks splits groups")
-_Backward = _structure(
-    "Backward", "z u factor reciprocal signs q w a b dv work parts flags", "kind batch n l chunks splits groups"
-)
+_Backward = _structure("Backward", "z u factor reciprocal signs q w a b dv work parts flags", "batch n l chunks splits groups")
 _Blocks = _structure("Blocks", "gram t work flags", "batch l width")
 
 
@@ -53,13 +51,16 @@ class Plan(NamedTuple):
 
 
 @functools.lru_cache(maxsize=1024)
-def plan(source: str, name: str, count: int, n: int, size: int, device: int, apart: bool = True) -> Plan:
-    """For ``count`` matrices ``n`` x ``size``, each ``apart`` from the others or not."""
+def plan(
+    source: str, name: str, count: int, n: int, size: int, device: int, apart: bool = True, kind: int | None = None
+) -> Plan:
+    """For ``count`` matrices ``n`` x ``size``, each ``apart`` from the others or not; a ``kind`` is compiled by itself."""
+    macros = {} if kind is None else {"KIND": kind}
     with torch.cuda.device(device):
-        kernel = nvrtc.kernel(KERNELS / source, name, {}, SHARED)
+        kernel = nvrtc.kernel(KERNELS / source, name, macros, SHARED)
         many = apart and _many(count, n, size, kernel.blocks(THREADS))
         if many:
-            kernel = nvrtc.kernel(KERNELS / source, name, {"MANY": 1}, SHARED)
+            kernel = nvrtc.kernel(KERNELS / source, name, macros | {"MANY": 1}, SHARED)
         fit = kernel.blocks(THREADS)
     tile, summed = MANY if many else ONE
     across = -(-size // tile)
@@ -147,7 +148,7 @@ def backward(
     """
     *batch, n, size = u.shape
     count = math.prod(batch)
-    cut = plan("backward.cu", "backward", count, n, size, u.get_device())
+    cut = plan("backward.cu", "backward", count, n, size, u.get_device(), kind=kind)
     long, square = n * size, size * size
     floats = {NARROW: square + 4 * long, WIDE: square + long + n * n, TRUNCATED: 5 * square, ENDING: square}[kind]
     dv, work = torch.empty_like(u), _workspace(u, cut, cut.parts, count * floats)
@@ -168,7 +169,7 @@ def backward(
         dv.data_ptr(),
     )
     places = *pointers, flags + 8 * cut.blocks, parts, flags, next(_tokens)
-    cut.launch(_Backward(*places, kind, count, n, size, cut.chunks, cut.splits, cut.groups))
+    cut.launch(_Backward(*places, count, n, size, cut.chunks, cut.splits, cut.groups))
     return dv
 
 

@@ -1,7 +1,7 @@
 // The gradient of the vectors in one launch, with the letters of README.md; Z is the gradient of the result.
 #include "grid.cuh"
 
-enum { NARROW, WIDE, TRUNCATED, ENDING };  // L < N; L >= N; the first columns; L < N from given W, A and B
+enum { NARROW, WIDE, TRUNCATED, ENDING };  // what KIND can be: L < N; L >= N; the first columns; L < N from given W, A and B
 
 struct Backward {
   const float *z, *u, *factor, *reciprocal;  // the factor is y if WIDE, and else t
@@ -13,7 +13,7 @@ struct Backward {
   double* parts;  // of sums over rows
   Token* flags;
   Token token;
-  int kind, batch, n, l, chunks, splits, groups;
+  int batch, n, l, chunks, splits, groups;
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) backward(const Backward of) {
@@ -22,9 +22,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) backward(const B
   const int first = share(grid.group, of.groups, of.batch), batch = share(grid.group + 1, of.groups, of.batch) - first;
   const long nl = (long)n * l, ll = (long)l * l, nn = (long)n * n;
   const float *const u = of.u + first * nl, *const t = of.factor + first * ll, *const reciprocal = of.reciprocal + (long)first * l;
-  const float* const z = of.z + first * (of.kind == TRUNCATED ? nl : nn);
+  const float* const z = of.z + first * (KIND == TRUNCATED ? nl : nn);
   float* const dv = of.dv + first * nl;
-  float* const work = of.work + first * (of.kind == NARROW ? ll + 4 * nl : of.kind == WIDE ? ll + nl + nn : of.kind == TRUNCATED ? 5 * ll : ll);
+  float* const work = of.work + first * (KIND == NARROW ? ll + 4 * nl : KIND == WIDE ? ll + nl + nn : KIND == TRUNCATED ? 5 * ll : ll);
   double* const columns = of.parts + first * max((long)chunks * l, splits > 1 ? splits * ll : 0);
   float* const parts = reinterpret_cast<float*>(columns);
 
@@ -48,7 +48,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) backward(const B
       };
     };
   };
-  const int across = of.kind == TRUNCATED ? l : n;
+  const int across = KIND == TRUNCATED ? l : n;
   const float* const signs = of.signs ? of.signs + (long)first * across : nullptr;
   auto sign = [=](int b, int j) { return signs ? signs[(long)b * across + j] : 1.f; };
   auto into_signed = [=](float* x, int rows, int columns) {
@@ -77,11 +77,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) backward(const B
     });
   };
 
-  if (of.kind == NARROW || of.kind == ENDING) {
+  if constexpr (KIND == NARROW || KIND == ENDING) {
     float* const d = work;
     float* const y = d + batch * ll;
     float *w = of.w + first * nl, *a = of.a + first * nl, *z_w = of.b + first * nl;
-    if (of.kind == NARROW) {
+    if constexpr (KIND == NARROW) {
       w = y + batch * nl, a = w + batch * nl, z_w = a + batch * nl;
       product<true, true>(grid, batch, n, l, [=](int, int, int j) { return make_int2(j, l); }, matrix(u, n, l), transposed(t, l, l), into_signed(y, n, l));
       product<true, false>(grid, batch, n, l, [=](int, int, int j) { return make_int2(0, min(j + TILE, l)); }, matrix(u, n, l), matrix(t, l, l), into(w, n, l));
@@ -99,7 +99,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) backward(const B
         dv[at] = x - a[at] - z_w[at];
       };
     });
-  } else if (of.kind == WIDE) {
+  } else if constexpr (KIND == WIDE) {
     const float* const y = of.factor + first * nl;
     float* const k = work;
     float* const x = k + batch * ll;
