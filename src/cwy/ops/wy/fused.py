@@ -20,7 +20,7 @@ KERNELS = Path(__file__).parent / "kernels"
 THREADS, SHARED = 256, 40960  # as in grid.cuh and solve.cuh
 ONE, MANY = (32, 8), (64, 32)  # the sides of tiles, and the columns summed at once, as in grid.cuh
 NARROW, WIDE, TRUNCATED, ENDING = range(4)  # as in backward.cu
-CLUSTER = 8  # the most blocks of a cluster everywhere
+WIDE_CLUSTER, NEAR = 16, 128  # of matrices of no more rows and columns, a cluster is faster than more blocks
 LONG = 512  # columns longer than this are cut into parts
 
 # Blocks that meet wait for a number that nobody wrote before, so memory need not be cleared. A call uses up to 64.
@@ -57,10 +57,10 @@ def plan(
     """For ``count`` matrices ``n`` x ``size``, each ``apart`` from the others or not; a ``kind`` is compiled by itself."""
     macros = {} if kind is None else {"KIND": kind}
     with torch.cuda.device(device):
-        kernel = nvrtc.kernel(KERNELS / source, name, macros, SHARED)
+        kernel = nvrtc.kernel(KERNELS / source, name, macros, SHARED, wide=True)
         many = apart and _many(count, n, size, kernel.blocks(THREADS))
         if many:
-            kernel = nvrtc.kernel(KERNELS / source, name, macros | {"MANY": 1}, SHARED)
+            kernel = nvrtc.kernel(KERNELS / source, name, macros | {"MANY": 1}, SHARED, wide=True)
         fit = kernel.blocks(THREADS)
     tile, summed = MANY if many else ONE
     across = -(-size // tile)
@@ -71,17 +71,22 @@ def plan(
         chunks = max(1, min(room // columns, n // 128))
         splits = max(1, min(room // grams, n // max(128, min(4 * size, 256))))
     panels = own * (-(-n // 8) + -(-size // 8))
-    blocks = groups * min(room, max(own * _tiles(n, size, tile), panels, columns * chunks, grams * splits))
+    each = min(room, max(own * _tiles(n, size, tile), panels, columns * chunks, grams * splits))
+    cluster = _cluster(device)
+    if apart and cluster == WIDE_CLUSTER and max(n, size) <= NEAR:
+        each = min(each, cluster)
+    if 1 < each <= cluster and kernel.clusters(THREADS, each) >= groups:
+        launch = kernel.prepare((groups * each, 1), THREADS, cluster=each)
+    else:
+        launch = kernel.prepare((groups * each, 1), THREADS, cooperative=True)
     parts = count * max(size * chunks, splits * _padded(size) ** 2 if splits > 1 else 0)
-    return Plan(_launch(kernel, blocks, groups, device), blocks, chunks, splits, groups, parts)
+    return Plan(launch, groups * each, chunks, splits, groups, parts)
 
 
-def _launch(kernel: nvrtc.Kernel, blocks: int, groups: int, device: int) -> Callable[[ctypes.Structure], None]:
-    """All blocks at once; or, if groups are small and all of them fit, a cluster for each, which meets sooner."""
-    size = blocks // groups
-    if 1 < size <= CLUSTER and torch.cuda.get_device_capability(device) >= (9, 0) and kernel.clusters(THREADS, size) >= groups:
-        return kernel.prepare((blocks, 1), THREADS, cluster=size)
-    return kernel.prepare((blocks, 1), THREADS, cooperative=True)
+def _cluster(device: int) -> int:
+    """The most blocks of a cluster, which meets sooner than blocks by flags; 0 where there are no clusters."""
+    major, _ = torch.cuda.get_device_capability(device)
+    return WIDE_CLUSTER if major in (9, 10) else 8 if major >= 9 else 0
 
 
 def _tiles(n: int, size: int, tile: int) -> int:
