@@ -97,20 +97,22 @@ def styles(series: Sequence[Series]) -> list[dict[str, Any]]:
 
 def _curves(axes: Axes, curve: Curve, series: Series, style: dict[str, Any]) -> None:
     curves = [run.curve(curve.split, curve.metric, curve.along) for run in series.runs]
-    name = f"series {series.label}"
-    if len(curves) == 1:
+
+    def line(x: Sequence[float], y: Sequence[float], **style: Any) -> None:
         # A line of one point is not seen.
-        axes.plot(*curves[0], label=series.label, gid=name, marker="o" if len(curves[0][0]) == 1 else None, **style)
+        axes.plot(x, y, gid=f"series {series.label}", marker="o" if len(x) == 1 else None, **style)
+
+    if len(curves) == 1:
+        line(*curves[0], label=series.label, **style)
         return
-    thin: dict[str, Any] = {**style, "linewidth": 0.8, "alpha": 0.45}
     for x, y in curves:
-        axes.plot(x, y, gid=name, **thin)
+        line(x, y, **{**style, "linewidth": 0.8, "alpha": 0.45})
     # The mean over seeds, as far as every seed has come; of logarithms on such an axis.
     begin, end = max(x[0] for x, _ in curves if x), min(x[-1] for x, _ in curves if x)
     common = [at for at in curves[0][0] if begin <= at <= end]
     values = np.array([np.interp(common, x, y) for x, y in curves if x])
     mean = np.exp(np.log(np.maximum(values, 1e-300)).mean(0)) if curve.scale == "log" else values.mean(0)
-    axes.plot(common, mean, label=f"{series.label} ({series.count})", gid=name, **style)
+    line(common, mean.tolist(), label=f"{series.label} ({series.count})", **style)
 
 
 def _columns(labels: Sequence[str]) -> int:
