@@ -17,8 +17,8 @@ from torch import Tensor
 from .. import nvrtc
 
 KERNELS = Path(__file__).parent / "kernels"
-THREADS, SHARED = 256, 40960  # as in grid.cuh and solve.cuh
-ONE, MANY = (32, 8), (64, 32)  # the sides of tiles, and the columns summed at once, as in grid.cuh
+THREADS, SHARED = 256, 40960  # as in sums.cuh and solve.cuh
+ONE, MANY = (32, 8), (64, 32)  # the sides of tiles, and the columns summed at once, as in sums.cuh
 NARROW, WIDE, TRUNCATED, ENDING = range(4)  # as in backward.cu
 WIDE_CLUSTER, NEAR = 16, 128  # of matrices of no more rows and columns, a cluster is faster than more blocks
 LONG = 512  # columns longer than this are cut into parts
@@ -55,12 +55,13 @@ def plan(
     source: str, name: str, count: int, n: int, size: int, device: int, apart: bool = True, kind: int | None = None
 ) -> Plan:
     """For ``count`` matrices ``n`` x ``size``, each ``apart`` from the others or not; a ``kind`` is compiled by itself."""
-    macros = {} if kind is None else {"KIND": kind}
+    macros, cluster = {} if kind is None else {"KIND": kind}, _cluster(device)
+    wide = cluster == WIDE_CLUSTER
     with torch.cuda.device(device):
-        kernel = nvrtc.kernel(KERNELS / source, name, macros, SHARED, wide=True)
+        kernel = nvrtc.kernel(KERNELS / source, name, macros, SHARED, wide)
         many = apart and _many(count, n, size, kernel.blocks(THREADS))
         if many:
-            kernel = nvrtc.kernel(KERNELS / source, name, macros | {"MANY": 1}, SHARED, wide=True)
+            kernel = nvrtc.kernel(KERNELS / source, name, macros | {"MANY": 1}, SHARED, wide)
         fit = kernel.blocks(THREADS)
     tile, summed = MANY if many else ONE
     across = -(-size // tile)
@@ -72,8 +73,7 @@ def plan(
         splits = max(1, min(room // grams, n // max(128, min(4 * size, 256))))
     panels = own * (-(-n // 8) + -(-size // 8))
     each = min(room, max(own * _tiles(n, size, tile), panels, columns * chunks, grams * splits))
-    cluster = _cluster(device)
-    if apart and cluster == WIDE_CLUSTER and max(n, size) <= NEAR:
+    if apart and wide and max(n, size) <= NEAR:
         each = min(each, cluster)
     if 1 < each <= cluster and kernel.clusters(THREADS, each) >= groups:
         launch = kernel.prepare((groups * each, 1), THREADS, cluster=each)
