@@ -207,6 +207,16 @@ def test_a_thin_matrix_takes_little_memory(n, m):
 
 
 @gpu
+@pytest.mark.parametrize("size", [70, 128])
+def test_a_tiny_gradient_in_a_batch(size):
+    v = torch.randn(64, 128, size, device="cuda", requires_grad=True)
+    q, z, power = cwy_matrix(v, backend="cuda"), torch.randn(64, 128, 128, device="cuda"), 2.0**-110
+    (wanted,) = torch.autograd.grad(q, v, z, retain_graph=True)
+    (tiny,) = torch.autograd.grad(q, v, z * power)
+    assert (tiny.double() / power - wanted).abs().max() <= 1e-4 * wanted.abs().max()
+
+
+@gpu
 def test_nan_spreads():
     for n, size in ((40, 40), (600, 20), (600, 600)):
         v = torch.randn(n, size, device="cuda")

@@ -71,7 +71,8 @@ struct Sums {
   static __device__ __forceinline__ float power(int exponent) { return __uint_as_float((unsigned)min(max(exponent, 1), 254) << 23); }
 
   template <bool LEFT_ALONG, bool RIGHT_ALONG> __device__ __forceinline__ void keep(const float (&l)[LOADS], const float (&r)[LOADS]) {
-    const int left = exponent(largest), right = exponent(largest + 8);
+    // Not so small both that the scale of their product would be no float.
+    const int right = exponent(largest + 8), left = max(exponent(largest), 2 * LARGEST - 126 - right);
     const float a = power(127 + LARGEST - left), b = power(127 + LARGEST - right);
     scale = power(127 + left + right - 2 * LARGEST);
     auto cut = [](unsigned* to, float x, float y) {
