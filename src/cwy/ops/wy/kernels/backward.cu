@@ -150,16 +150,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) backward(const B
         grid, batch, l, l, [=](int, int i, int j) { return make_int2(0, i < j + TILE ? l : 0); }, matrix(e, l, l), matrix(y, l, l), into_square(d, true));
     grid.meet();
     auto symmetric = both(d);
+    // First U (D + D^T), then Z Y, from here on: Z may be of any size, so no scale is shared.
+    const int second = (l + Sums::ALIKE - 1) / Sums::ALIKE * Sums::ALIKE;
     product<true, false>(
-        grid, batch, n, l, all(2 * l),
+        grid, batch, n, l, all(second + l),
         [=](int b) {
-          const float *const first = u + b * nl, *const second = z + b * nl - l;
-          return [=](int i, int k) { return (k < l ? first : second)[i * l + k]; };
+          const float *const one = u + b * nl, *const two = z + b * nl - second;
+          return [=](int i, int k) { return k < l ? one[i * l + k] : k < second ? 0.f : two[i * l + k]; };
         },
         [=](int b) {
-          const auto first = symmetric(b);
-          const float* const second = y + b * ll;
-          return [=](int k, int j) { return k < l ? first(k, j) : -sign(b, k - l) * second[(k - l) * l + j]; };
+          const auto one = symmetric(b);
+          const float* const two = y + b * ll;
+          return [=](int k, int j) { return k < l ? one(k, j) : k < second ? 0.f : -sign(b, k - second) * two[(k - second) * l + j]; };
         },
         [=](int b) {
           return [=](int i, int j, float x) { dv[b * nl + i * l + j] = i < l ? x - top[b * ll + i * l + j] : x; };

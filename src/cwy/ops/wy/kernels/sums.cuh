@@ -41,6 +41,7 @@ __device__ __forceinline__ float2 unpack(unsigned both) {
 // towards zero. Two neighbours along k share a word. A warp has 16 x 32 of the tile.
 struct Sums {
   static constexpr int PARTS = 1, REST = SLAB / 2 * PITCH, LARGEST = 140;  // the exponent of the largest, as a float32 has it
+  static constexpr int ALIKE = SLAB;  // terms that share a scale
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, y = warp / 2 * 16, x = warp % 2 * 32;
   unsigned* const lefts = reinterpret_cast<unsigned*>(memory);
   unsigned* const rights = lefts + 2 * REST;
@@ -123,7 +124,7 @@ struct Sums {
 
 // In float32, by four teams of threads, each of which has some of the k and 4 x 4 entries a thread.
 struct Sums {
-  static constexpr int SIDE = 4, TEAM = TILE / SIDE * (TILE / SIDE), PARTS = THREADS / TEAM, DEPTH = SLAB / PARTS;
+  static constexpr int SIDE = 4, TEAM = TILE / SIDE * (TILE / SIDE), PARTS = THREADS / TEAM, DEPTH = SLAB / PARTS, ALIKE = 1;
   const int part = threadIdx.x / TEAM, y = threadIdx.x % TEAM / (TILE / SIDE) * SIDE, x = threadIdx.x % (TILE / SIDE) * SIDE;
   float* const lefts = reinterpret_cast<float*>(memory);
   float* const rights = lefts + SLAB * PITCH;
