@@ -82,6 +82,14 @@ def test_without_the_manifold_it_is_torchs_own_optimiser():
     assert type(alone) is StiefelAdam
 
 
+def test_all_parts_of_a_model_go_up_together():
+    model = Mix()
+    optimiser = for_model(model, optimizer=torch.optim.SGD, maximize=True)
+    assert all(group["maximize"] for group in optimiser.param_groups)
+    losses = train(model, optimiser, 20)
+    assert losses[-1] > losses[0]
+
+
 def test_a_joint_optimiser_stops_and_goes_on_bitwise():
     model = Mix()
     optimiser = for_model(model, lr=1e-2)

@@ -269,6 +269,16 @@ def test_a_tensor_as_rate_and_schedulers(rule):
         torch.testing.assert_close(x, y, atol=1e-10, rtol=0)
 
 
+@every_rule
+@pytest.mark.parametrize("shape", [(), (1,)], ids=str)
+def test_the_rates_dtype_and_shape_do_not_matter(rule, shape):
+    xs = points(torch.float32)
+    twins, ts = copy.deepcopy(xs), targets(xs)
+    run(make(rule, xs, lr=torch.full(shape, 0.125, dtype=torch.float64)), xs, ts, 2)
+    run(make(rule, twins, lr=0.125), twins, ts, 2)
+    torch.testing.assert_close(xs, twins)
+
+
 class NoWaiting(TorchDispatchMode):
     """Fails at an operation that makes the host wait for a device."""
 
@@ -460,6 +470,7 @@ X = torch.eye(3, 2)
 ERRORS = [
     (lambda: StiefelSGD([nn.Parameter(X)], lr=-1.0), ValueError, ["StiefelSGD", "lr", "-1.0"]),
     (lambda: StiefelSGD([nn.Parameter(X)], lr=torch.ones(2)), ValueError, ["one element", "(2,)"]),
+    (lambda: StiefelSGD([nn.Parameter(X)], lr=-torch.ones(1)), ValueError, ["StiefelSGD", "lr", "at least 0", "-1."]),
     (lambda: StiefelSGD([nn.Parameter(X)], momentum=1.0), ValueError, ["momentum", "below 1", "1.0"]),
     (lambda: StiefelSGD([nn.Parameter(X)], metric="flat"), ValueError, ["metric", "'canonical', 'euclidean'", "'flat'"]),
     (lambda: StiefelSGD([nn.Parameter(X)], retraction="exp"), ValueError, ["retraction", "'cayley', 'qr'", "'exp'"]),

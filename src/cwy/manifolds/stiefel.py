@@ -207,7 +207,7 @@ def _scaled(z: Tangent, step: float | Tensor) -> tuple[Tensor, Tensor, Tensor]:
     w, v = over(z.skew, size), over(z.normal, size)
     length = torch.hypot(torch.linalg.matrix_norm(w, keepdim=True), torch.linalg.matrix_norm(v, keepdim=True)).clamp(min=1)
     longest = torch.finfo(length.dtype).eps ** (-1 / 3) / length
-    return w, v, (size * step).clamp(-longest, longest)
+    return w, v, (size * step).to(size.dtype).clamp(-longest, longest)
 
 
 @in_full_precision

@@ -78,7 +78,7 @@ class StiefelOptimizer(KeepsPrecision):
         lr = group["lr"]
         if isinstance(lr, Tensor) and lr.numel() != 1:
             raise ValueError(f"{call}: a tensor lr must have one element, got shape {tuple(lr.shape)}.")
-        if not isinstance(lr, Tensor) and not 0 <= lr < float("inf"):
+        if not 0 <= lr < float("inf"):
             raise ValueError(f"{call}: lr must be a finite number of at least 0, got {lr}.")
         check_metric(call, group["metric"])
         if group["retraction"] not in RETRACTIONS:

@@ -40,7 +40,7 @@ def for_model(
         orthogonal_lr: the rate of all that is constrained; ``lr`` by default.
         optimizer: a class of ``torch.optim``, or what makes such an optimiser of groups and options.
         project: moves weights that should be on the manifold, and are not, back to it; by default they are refused.
-        options: for ``optimizer``, e.g. ``weight_decay``.
+        options: for ``optimizer``, e.g. ``weight_decay``; ``maximize`` holds for all parameters.
 
     Returns:
         An ``optimizer`` if nothing lives on the manifold, else a :class:`Joint` or the one part that is needed. Its groups are
@@ -70,7 +70,8 @@ def for_model(
     by_rule: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for (rule, kernel, settings), ps in moved.items():
         by_rule[rule].append({"params": ps, "name": "manifold", "kernel": kernel, **dict(settings)})
-    parts += [RULES[rule](theirs, lr=orthogonal_lr, project=project) for rule, theirs in by_rule.items()]
+    more = {"project": project, "maximize": options.get("maximize", False)}
+    parts += [RULES[rule](theirs, lr=orthogonal_lr, **more) for rule, theirs in by_rule.items()]
     if not parts:
         raise ValueError(f"for_model: {type(model).__name__} has no parameters.")
     return parts[0] if len(parts) == 1 else Joint(parts)

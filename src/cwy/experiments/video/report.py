@@ -81,7 +81,7 @@ def _pictures(series: Sequence[Series]) -> list[Picture]:
     strips = [(label, read(paths[0])) for label, paths in kept.items() if paths]
     if not strips:
         return []
-    text = "True frames, and each predicted from those before it, by the best state of a method's first seed"
+    text = "True frames, and each predicted from those before it, by the best state of one seed of each method"
     return [Picture("frames.png", picture(strips), f"{text}."), Picture("frames.gif", animation(strips), f"{text}, in motion.")]
 
 
