@@ -233,6 +233,10 @@ ERRORS = [
     (lambda: ConvLSTM(2, 4)(IMAGES.byte()), r"ConvLSTM: the input is torch.uint8, but the weights are torch.float32.*\.to"),
     (lambda: ConvNERUCell(2, 4)(IMAGES[0].double()), "ConvNERUCell: the input is torch.float64"),
     (lambda: ConvLSTMCell(2, 4)(IMAGES[0].double()), "ConvLSTMCell: the input is torch.float64"),
+    (
+        lambda: ConvLSTMCell(2, 4)(IMAGES[0, :1], torch.zeros(1, 4, 6, 6)),
+        r"hx = \(h, c\), both of shape \(1, 4, 6, 6\), got \(4, 6, 6\)",
+    ),
     (lambda: ConvNERUCell(2, 4)(IMAGES), r"expected input \(B, 2, H, W\)"),
     (lambda: conv_rollout(IMAGES, IMAGES[0], torch.zeros(2, 2, 2, 3)), r"q odd.*got \(2, 2, 2, 3\)"),
     (

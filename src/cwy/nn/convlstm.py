@@ -149,7 +149,8 @@ class ConvLSTMCell(_Gates):
             raise ValueError(f"ConvLSTMCell: expected input (B, {self.in_channels}, H, W), got shape {tuple(input.shape)}.")
         check_input(self, input, next(self.parameters()))
         x, shape = self._convolve(input, ""), (len(input), self.hidden_channels, *input.shape[2:])
-        h, c = (x.new_zeros(shape), x.new_zeros(shape)) if hx is None else hx
-        if h.shape != shape or c.shape != shape:
-            raise ValueError(f"ConvLSTMCell: expected hx of shape {shape}, got {tuple(h.shape)} and {tuple(c.shape)}.")
-        return self._step(x, h, c, "")
+        states = (x.new_zeros(shape),) * 2 if hx is None else tuple(hx)
+        if [state.shape for state in states] != [shape] * 2:
+            got = ", ".join(str(tuple(state.shape)) for state in states)
+            raise ValueError(f"ConvLSTMCell: expected hx = (h, c), both of shape {shape}, got {got}.")
+        return self._step(x, *states, "")
