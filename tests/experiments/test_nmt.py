@@ -195,6 +195,8 @@ def test_what_can_not_translate_says_why(whole, trained, tmp_path):
     refused(trained, "give one, in quotes", "a", "b", attention=Path("map.png"))
     other = tmp_path / "other"
     other.mkdir()
+    (other / "map.png").mkdir()
+    refused(trained, "cannot write --attention .*map.png: Is a directory", "mi gato", attention=other / "map.png")
     config, content = json.loads((trained / "config.json").read_text()), (trained / "weights.safetensors").read_bytes()
     (other / "weights.safetensors").write_bytes(content)
     for change, reason in ({"hidden_size": 40}, "size mismatch"), ({"method": "lstm"}, "reflections is a setting of orthog"):

@@ -29,7 +29,10 @@ def translate(
             say(f"{text.strip()!r}: {note}.")
         print(spoken.target, flush=True)
         if attention is not None and spoken.source:
-            interpreter.draw(spoken, attention)
+            try:
+                interpreter.draw(spoken, attention)
+            except OSError as error:
+                raise ConfigError(f"cannot write --attention {attention}: {error.strerror}.") from error
             say(f"the attention: {attention}")
 
 
