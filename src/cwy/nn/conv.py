@@ -158,7 +158,8 @@ class ConvNERU(Images, _Kernels):
         Args:
             input: ``(T, B, C, H, W)``, or as ``batch_first`` says; ``(T, C, H, W)`` unbatched.
             hx: ``(num_layers, B, f, H, W)``, the first states; zero by default.
-            lengths: ``(B,)``, where sequences end. Output after that is zero, and no gradient comes from there.
+            lengths: ``(B,)``, where sequences end. Output after that is zero, and no gradient comes from there, unless the
+                states of a free kernel grow out of range there: then it is NaN.
 
         Returns:
             The output, laid out like the input, and each sequence's last states, like hx.
