@@ -29,6 +29,7 @@ def _installed() -> bool:
 
 
 INSTALLED = _installed()
+SHARED = Path(__file__).parent / "kernels"  # headers for the sources of every folder
 
 
 def why_not() -> str | None:
@@ -71,7 +72,7 @@ def cubin(path: Path, defines: Defines, arch: str) -> bytes:
     nvrtc = _bindings("nvrtc")
 
     source = path.read_text()
-    headers = {header.name: header.read_text() for header in sorted(path.parent.glob("*.cuh"))}
+    headers = {header.name: header.read_text() for folder in (path.parent, SHARED) for header in sorted(folder.glob("*.cuh"))}
     options = [f"--gpu-architecture={arch}", "--std=c++17", *(f"--define-macro={name}={value}" for name, value in defines)]
     version = nvrtc.nvrtcVersion()[1:]
     key = hashlib.sha256(repr((source, headers, options, version)).encode()).hexdigest()

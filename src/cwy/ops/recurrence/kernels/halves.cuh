@@ -5,20 +5,11 @@
 // are float32, with the scale of the states. A scale of NaN carries NaN and Inf.
 #pragma once
 #include "common.cuh"
+#include "fp16.cuh"
 
 // The tensor cores round to zero, which makes sums of many terms smaller by this, on average (measured on an H200).
 constexpr float GROW = 3.9e-8f;
 
-__device__ __forceinline__ unsigned pack(float low, float high) {
-  unsigned both;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-  return both;
-}
-__device__ __forceinline__ float2 unpack(unsigned both) {
-  float2 v;
-  asm("{\n.reg .f16 a, b;\nmov.b32 {a, b}, %2;\ncvt.f32.f16 %0, a;\ncvt.f32.f16 %1, b;\n}" : "=f"(v.x), "=f"(v.y) : "r"(both));
-  return v;
-}
 // Two words of hi, two of lo; lo makes the whole larger by `grow`.
 __device__ __forceinline__ uint4 split(float4 v, float grow = 0.f) {
   const uint2 hi = make_uint2(pack(v.x, v.y), pack(v.z, v.w));

@@ -1,5 +1,6 @@
 // A tile of a product while it is added up, slab by slab of its k.
 #pragma once
+#include "fp16.cuh"
 
 constexpr int THREADS = 256;
 #ifdef MANY  // matrices, which keep all blocks busy with large tiles
@@ -23,17 +24,6 @@ __device__ __forceinline__ void multiply(float (&c)[4], const unsigned (&a)[4], 
   asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-
-__device__ __forceinline__ unsigned pack(float x, float y) {
-  unsigned both;
-  asm("cvt.rn.f16x2.f32 %0, %2, %1;" : "=r"(both) : "f"(x), "f"(y));
-  return both;
-}
-__device__ __forceinline__ float2 unpack(unsigned both) {
-  float2 x;
-  asm("{.reg .b16 low, high; mov.b32 {low, high}, %2; cvt.f32.f16 %0, low; cvt.f32.f16 %1, high;}" : "=f"(x.x), "=f"(x.y) : "r"(both));
-  return x;
 }
 
 // On tensor cores: a float32 is the sum of two fp16 numbers, after the largest of the slab was scaled to between 2^13 and 2^14, and three
