@@ -28,6 +28,11 @@ def _public(module):
 PUBLIC = {name: x for module in [cwy, *PACKAGES] for name, x in _public(module).items() if callable(x) or inspect.ismodule(x)}
 
 
+@pytest.mark.gpu
+def test_a_recorded_step_trains():
+    test_examples_of_a_page_run(ROOT / "docs/index.md")
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_examples_of_a_page_run(page):
     torch.manual_seed(0)
