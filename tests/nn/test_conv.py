@@ -14,6 +14,8 @@ from cwy.ops import conv_rollout
 
 TALL = [name for name, m in cwy.METHODS.items() if m.kind != "square" and m.real]
 F64 = torch.float64
+LAYOUTS = [torch.contiguous_format, torch.channels_last]
+layouts = pytest.mark.parametrize("layout", LAYOUTS, ids=["channels first", "channels last"])
 
 
 def plain(x, h, w, k, b, f, lengths):
@@ -33,8 +35,9 @@ def plain(x, h, w, k, b, f, lengths):
 @pytest.mark.parametrize("memory", ["store", "checkpoint"])
 @pytest.mark.parametrize(("q", "f"), [(1, "tanh"), (3, "relu"), (5, "abs")])
 @pytest.mark.parametrize("lengths", [None, [7, 2, 5]])
-def test_equals_a_plain_loop_of_convolutions(memory, q, f, lengths):
-    unit = ConvNERU(2, 4, q, 2, f, dtype=F64, method="glorot", memory=memory, batch_first=True)
+@layouts
+def test_equals_a_plain_loop_of_convolutions(memory, q, f, lengths, layout):
+    unit = ConvNERU(2, 4, q, 2, f, dtype=F64, method="glorot", memory=memory, batch_first=True).to(memory_format=layout)
     x, h = torch.randn(3, 7, 2, 6, 5, dtype=F64), torch.randn(2, 3, 4, 6, 5, dtype=F64)
     if lengths:
         x[1, 2:] = torch.nan
@@ -55,6 +58,28 @@ def test_equals_a_plain_loop_of_convolutions(memory, q, f, lengths):
         results.append([y, hn, leaf.grad.nan_to_num(0), start.grad, *(p.grad for p in unit.parameters())])
     for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+
+
+def test_states_lie_in_memory_as_the_images_or_the_weights_do():
+    unit, x = ConvNERU(2, 4), torch.randn(3, 2, 2, 6, 5)
+    last = x.flatten(0, 1).contiguous(memory_format=torch.channels_last).unflatten(0, (3, 2))
+    for images, layout in (x, LAYOUTS[0]), (last, LAYOUTS[1]):
+        y, hn = unit(images)
+        assert y.flatten(0, 1).is_contiguous(memory_format=layout)
+        assert hn[0].is_contiguous(memory_format=layout)
+    for memory in "store", "checkpoint":
+        unit.memory = memory
+        y, _ = unit.to(memory_format=torch.channels_last)(x)
+        assert y.flatten(0, 1).is_contiguous(memory_format=torch.channels_last)
+
+
+@layouts
+@pytest.mark.parametrize("memory", ["store", "checkpoint"])
+@pytest.mark.parametrize("f", ["relu", "abs"])
+def test_the_op_is_well_registered(layout, memory, f):
+    sizes = (8, 3, 6, 5), (2, 3, 6, 5), (3, 3, 3, 3)
+    x, h0, kernel = (torch.randn(size).contiguous(memory_format=layout).requires_grad_() for size in sizes)
+    torch.library.opcheck(torch.ops.cwy.rollout.default, (x, h0, [kernel], None, None, f, [2] * 4, memory, False, "loops"))
 
 
 def test_derivatives_of_every_kind():
@@ -171,8 +196,9 @@ def test_an_empty_batch_has_empty_states_and_gradients_of_zero(kind, output):
 
 
 @pytest.mark.parametrize("kind", [ConvNERU, ConvLSTM])
-def test_compile_export_and_vmap(kind):
-    unit, x, lengths = kind(2, 3), torch.randn(4, 2, 2, 6, 6), torch.tensor([4, 2])
+@layouts
+def test_compile_export_and_vmap(kind, layout):
+    unit, x, lengths = kind(2, 3).to(memory_format=layout), torch.randn(4, 2, 2, 6, 6), torch.tensor([4, 2])
     twin = copy.deepcopy(unit)
     torch.compiler.reset()
     loss = lambda unit, x: unit(x, lengths=lengths)[0].square().sum()
@@ -195,9 +221,10 @@ def test_autocast_keeps_the_recurrence_in_float32():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("steps", [7, 16, 150])
-def test_graphs_equal_the_loop(steps):
+@layouts
+def test_graphs_equal_the_loop(steps, layout):
     torch.backends.cudnn.allow_tf32 = False
-    unit = ConvNERU(3, 8, num_layers=2, device="cuda")
+    unit = ConvNERU(3, 8, num_layers=2, device="cuda").to(memory_format=layout)
     x = torch.randn(steps, 2, 3, 16, 16, device="cuda")
     lengths = torch.tensor([steps, 3], device="cuda")
     results = []

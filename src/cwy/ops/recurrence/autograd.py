@@ -15,7 +15,7 @@ from ..precision import below_autograd, define, in_full_precision
 from . import bptt
 from .bptt import Rollout
 from .nonlinearities import named
-from .transition import half, mapped_back, of
+from .transition import half, mapped_back, of, rows_like
 
 
 def rollout(
@@ -64,12 +64,11 @@ def _forward_fake(x, h0, q, bias, weight, nonlinearity, sizes, memory, last, loo
     chunks = [sizes[start:stop] for start, stop in plan.chunks]
     signs = torch.empty(0, dtype=torch.uint8, device=x.device)
     if plan.f.keeps_z and memory == "store":
-        signs = h0.new_empty(total, *shape)
+        signs = rows_like(h0, total)
     elif plan.f.keeps_z and memory == "reversible":
         signs = torch.empty(sum(-(-sum(chunk) * shape.numel() // 8) for chunk in chunks), dtype=torch.uint8, device=x.device)
     starts = sum(chunk[0] for chunk in chunks) if memory == "checkpoint" else 0
-    states = h0.new_empty(plan.kept_states, *shape)
-    return states, torch.empty_like(h0), signs, h0.new_empty(starts, *shape)
+    return rows_like(h0, plan.kept_states), torch.empty_like(h0), signs, rows_like(h0, starts)
 
 
 @in_full_precision
@@ -81,7 +80,7 @@ def _backward(g, gn, x, h0, q, bias, weight, states, hn, signs, starts, *how):
 
 def _backward_fake(g, gn, x, h0, q, bias, weight, states, hn, signs, starts, nonlinearity, sizes, memory, last, loops):
     empty = h0.new_empty(0)
-    dx = h0.new_empty(sum(sizes), *(h0 if weight is None else x).shape[1:])
+    dx = rows_like(h0 if weight is None else x, sum(sizes))
     rest = [empty if p is None else torch.empty_like(p) for p in (bias, weight)]
     return [dx, torch.empty_like(h0), *rest, *(torch.empty_like(p) for p in q)]
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from .nonlinearities import Nonlinearity
-from .transition import Transition, mapped, mapped_back
+from .transition import Transition, mapped, mapped_back, rows_like
 
 
 class Rollout(NamedTuple):
@@ -63,9 +63,9 @@ def total(sizes: list[int]) -> int:
 def forward(x: Tensor, h0: Tensor, rollout: Rollout) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The states of every step (empty if none is wanted), each sequence's last state, and what the adjoint needs."""
     sizes, f, memory = rollout.sizes, rollout.f, rollout.memory
-    kept, shape = rollout.kept_states, h0.shape[1:]
-    states = h0.new_empty(kept, *shape)
-    z = h0.new_empty(total(sizes), *shape) if f.keeps_z and memory == "store" else None
+    kept = rollout.kept_states
+    states = rows_like(h0, kept)
+    z = rows_like(h0, total(sizes)) if f.keeps_z and memory == "store" else None
     bits, starts, ended = [], [], []
     h, at = h0, 0
     for start, stop in rollout.chunks:
@@ -73,7 +73,7 @@ def forward(x: Tensor, h0: Tensor, rollout: Rollout) -> tuple[Tensor, Tensor, Te
         size = total(chunk)
         into = states[at : at + size] if kept else None
         signs = f.keeps_z and memory == "reversible"
-        before = z[at : at + size] if z is not None else h0.new_empty(size, *shape) if signs else None
+        before = z[at : at + size] if z is not None else rows_like(h0, size) if signs else None
         if memory == "checkpoint":
             starts.append(h[: chunk[0]])
         end = rollout.loops.run(rollout.inputs(x[at : at + size]), h, into, before, chunk, rollout.transition, f, rollout.bias)
@@ -83,10 +83,11 @@ def forward(x: Tensor, h0: Tensor, rollout: Rollout) -> tuple[Tensor, Tensor, Te
         ended.append(end[going:] if going else end)
         h = end[:going]
         at += size
-    hn = h0.clone() if not ended else ended[0] if len(ended) == 1 else torch.cat(ended[::-1])
+    ended = [rows for rows in reversed(ended) if rows.shape[0]]
+    hn = h0.clone() if not ended else ended[0] if len(ended) == 1 else torch.cat(ended)
     if z is None:
         z = torch.cat(bits) if bits else torch.empty(0, dtype=torch.uint8, device=x.device)
-    return states, hn, z, torch.cat(starts) if starts else h0.new_empty(0, *shape)
+    return states, hn, z, torch.cat(starts) if starts else rows_like(h0, 0)
 
 
 def _pack(signs: Tensor) -> Tensor:
@@ -107,7 +108,7 @@ def backward(
     """Gradients of x, h0, the transition's tensors, bias and weight; ``x`` may be None if every state was stored."""
     sizes, f, weight, memory, shape = rollout.sizes, rollout.f, rollout.weight, rollout.memory, h0.shape[1:]
     at, bit, first = total(sizes), signs.shape[0], starts.shape[0]
-    dx = h0.new_empty(at, *(shape if x is None or weight is None else x.shape[1:]))
+    dx = rows_like(h0 if x is None or weight is None else x, at)
     dweight = dbias = None
     dq: list[Tensor] = []
     # Of the step after a chunk: its states before it, and the gradient that reaches them.
@@ -123,8 +124,8 @@ def backward(
         elif memory == "checkpoint":
             first -= chunk[0]
             before = starts[first : first + chunk[0]]
-            z = h0.new_empty(size, *shape) if f.keeps_z else None
-            known = None if f.keeps_z else h0.new_empty(size, *shape)
+            z = rows_like(h0, size) if f.keeps_z else None
+            known = None if f.keeps_z else rows_like(h0, size)
             rollout.loops.run(rollout.inputs(part), before, known, z, chunk, rollout.transition, f, rollout.bias)
         else:
             negative = None
@@ -139,7 +140,7 @@ def backward(
             h = before
         if z is not None and not (memory == "store" and rollout.kept_states):
             known = f.define(z, rollout.bias if f.threshold else None)
-        deltas = dx[at : at + size] if weight is None else h0.new_empty(size, *shape)
+        deltas = dx[at : at + size] if weight is None else rows_like(h0, size)
         outside = None if g is None else g[at : at + size]
         transition, loops = rollout.transition, rollout.loops
         carry, along, found = loops.adjoint(outside, carry, gn, deltas, known, before, z, chunk, transition, f, rollout.bias)

@@ -10,6 +10,7 @@ from torch import Tensor
 from .. import dispatch
 from . import autograd, reference
 from .functions import Request, by_autograd, by_hand, check_choices
+from .transition import channels_last
 
 dispatch.provide(
     "conv_rollout",
@@ -33,7 +34,8 @@ def conv_rollout(
     r"""A whole recurrence of images, $h_t = f(K * h_{t-1} + x_t + b)$, forward and backward.
 
     Images are zero beyond their borders and keep their size. As :func:`~cwy.ops.rollout`, it is computed in float32 even
-    under autocast; whether convolutions may use TF32 is torch's own setting.
+    under autocast; whether convolutions may use TF32 is torch's own setting. Where the images of x, or the weight, lie in
+    ``torch.channels_last``, so do the states: the faster layout on a GPU.
 
     Args:
         x: ``(T, B, C, H, W)``, what is added at every step.
@@ -66,13 +68,18 @@ def conv_rollout(
     _check(x, h0, kernel, bias, weight)
     wanted = torch.promote_types(torch.promote_types(x.dtype, h0.dtype), kernel.dtype)
     dtype = torch.float32 if wanted in (torch.float16, torch.bfloat16) else wanted
-    rows, h0, kernel = x.to(dtype).flatten(0, 1).contiguous(), h0.to(dtype).contiguous(), kernel.to(dtype).contiguous()
-    weight = None if weight is None else weight.to(dtype)
+    rows, weight = x.to(dtype).flatten(0, 1), None if weight is None else weight.to(dtype)
+    transformed = dispatch.why_only_autograd(rows, h0, kernel)
+    if not transformed and (channels_last(rows) or (weight is not None and channels_last(weight))):
+        layout = torch.channels_last
+    else:
+        layout = torch.contiguous_format
+    rows, h0, kernel = (t.to(dtype).contiguous(memory_format=layout) for t in (rows, h0, kernel))
     sizes = [x.shape[1]] * x.shape[0]
     request = Request(
         kernel.shape[0], h0.shape[0], len(sizes), dtype, rows.device.type,
         nonlinearity if isinstance(nonlinearity, str) else "callable", None, memory, output == "last", True,
-        dispatch.why_only_autograd(rows, h0, kernel), torch.compiler.is_compiling(),
+        transformed, torch.compiler.is_compiling(),
     )  # fmt: skip
     serve = dispatch.choose("conv_rollout", backend, request).rollout
     beside = None if bias is None else bias.to(dtype).view(-1, 1, 1)

@@ -72,7 +72,7 @@ def replay(
 ) -> tuple[Tensor, ...]:
     """``fn(*given)`` by its graph, copied into these tensors, or into new ones for None."""
     stream = torch.cuda.current_stream(given[0].device)
-    key = key, stream, *((t.shape, t.dtype, t.device) for t in given)
+    key = key, stream, *((t.shape, t.stride(), t.dtype, t.device) for t in given)
     with _lock, torch.cuda.device(given[0].device):
         if key not in _graphs:
             _graphs[key] = _Graph(fn, given)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from . import graphs
 from .nonlinearities import Nonlinearity
-from .transition import Transition, of, summed_to
+from .transition import Transition, going_back, of, rows_like, summed_to
 
 CHUNK = 64  # steps at once, where memory is short
 
@@ -25,7 +25,7 @@ def run(
 ) -> Tensor:  # fmt: skip
     """Writes the states and z of all steps, where they are wanted, from the states before; returns each last one, anew."""
     if states is None and z is None:
-        states = h.new_empty(sum(sizes), *h.shape[1:])
+        states = rows_like(h, sum(sizes))
     if not graphs.worth(x, sizes):
         return _run(x, h, states, z, sizes, q, f, bias).clone()
     batch, parts = sizes[0], len(q)
@@ -121,7 +121,7 @@ def _adjoint(g, carry, gn, deltas, states, z, sizes, q, f, bias):
     steps, values = deltas.split(sizes), states.split(sizes)
     outside = None if g is None else g.split(sizes)
     kept = [None] * len(sizes) if z is None else z.split(sizes)
-    threshold = bias if f.threshold else None
+    threshold, back = bias if f.threshold else None, going_back(q)
     for t in range(len(sizes) - 1, -1, -1):
         delta, after = steps[t], carry.shape[0]
         if t == len(sizes) - 1 or after < sizes[t]:
@@ -133,11 +133,11 @@ def _adjoint(g, carry, gn, deltas, states, z, sizes, q, f, bias):
         # Where the step before has as many rows, its own gradient is added on the way.
         if t and sizes[t - 1] == sizes[t]:
             before = torch.zeros_like(delta) if outside is None else outside[t - 1]
-            q.back(before, delta, steps[t - 1])
+            back(before, delta, steps[t - 1])
             carry = steps[t - 1]
         else:
             carry = torch.empty_like(delta)
-            q.back(torch.zeros_like(delta), delta, carry)
+            back(torch.zeros_like(delta), delta, carry)
     return carry
 
 
