@@ -84,7 +84,7 @@ class _Kernels(nn.Module):
         """The input kernel's convolution with images ``(R, C, H, W)``, and the bias unless it is a threshold."""
         bias = None if self._threshold else getattr(self, f"bias_ih{suffix}", None)
         weight = getattr(self, f"weight_ih{suffix}")
-        return by_rows(lambda part: nn.functional.conv2d(part, weight, bias, padding=self.kernel_size // 2), x)
+        return by_rows(lambda part: nn.functional.conv2d(part, weight, bias, padding=self.kernel_size // 2), x, weight)
 
 
 def _uniform(bound: float, *shape: int, **like) -> nn.Parameter:

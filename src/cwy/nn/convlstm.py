@@ -34,7 +34,7 @@ class _Gates(nn.Module):
         """What images ``(R, C, H, W)`` give to the gates; normalised, these get their bias later."""
         bias = None if self.normalize else getattr(self, f"bias_ih{suffix}")
         weight = getattr(self, f"weight_ih{suffix}")
-        return by_rows(lambda part: conv2d(part, weight, bias, padding=self.kernel_size // 2), x)
+        return by_rows(lambda part: conv2d(part, weight, bias, padding=self.kernel_size // 2), x, weight)
 
     def _step(self, x: Tensor, h: Tensor, c: Tensor, suffix: str) -> tuple[Tensor, Tensor]:
         z = x + conv2d(h, getattr(self, f"weight_hh{suffix}"), padding=self.kernel_size // 2)

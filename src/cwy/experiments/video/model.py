@@ -30,7 +30,7 @@ class Block(nn.Module):
         self.norm = nn.InstanceNorm2d(outputs, affine=True, dtype=dtype) if normalize else None
 
     def forward(self, x: Tensor) -> Tensor:
-        x = by_rows(self.map, x)
+        x = by_rows(self.map, x, self.map.weight)
         return torch.relu_(x if self.norm is None else self.norm(x))
 
 

@@ -91,8 +91,11 @@ def going_back(q: Transition) -> Callable[[Tensor, Tensor, Tensor], object]:
 
 
 def channels_last(x: Tensor) -> bool:
-    """Whether images lie so in memory."""
-    return x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+    """Whether images lie so in memory. A transform can be asked for strides, not for layouts."""
+    if x.dim() != 4 or x.is_contiguous():
+        return False
+    _, c, _, w = x.shape
+    return x.stride()[1:] == (1, w * c, c)
 
 
 def rows_like(h: Tensor, count: int) -> Tensor:
@@ -116,18 +119,23 @@ def half(kernel: Tensor) -> list[int]:
     return [size // 2 for size in kernel.shape[-2:]]
 
 
-ROWS = 64  # images at once on a GPU: what cuDNN takes beside its operands grows with them
+ROWS = 64  # images at once on a GPU, channels first: what cuDNN takes beside its operands grows with them
 
 
-def by_rows(convolve: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """A convolution of images ``(R, C, H, W)``, as many at once as serve."""
-    return torch.cat([convolve(part) for part in x.split(ROWS)]) if x.is_cuda and x.shape[0] > ROWS else convolve(x)
+def by_rows(convolve: Callable[[Tensor], Tensor], x: Tensor, weight: Tensor) -> Tensor:
+    """A convolution of images ``(R, C, H, W)`` with a weight, as many at once as serve."""
+    rows = _at_once(x, weight)
+    return convolve(x) if x.shape[0] <= rows else torch.cat([convolve(part) for part in x.split(rows)])
+
+
+def _at_once(x: Tensor, weight: Tensor) -> int:
+    return ROWS if x.is_cuda and not channels_last(x) and not channels_last(weight) else max(x.shape[0], 1)
 
 
 def kernel_gradient(kernel: Tensor, deltas: Tensor, x: Tensor) -> Tensor:
     """The gradient of a kernel from that of its convolution with x; differentiable."""
     backward = torch.ops.aten.convolution_backward
-    rows = ROWS if x.is_cuda else max(x.shape[0], 1)
+    rows = _at_once(x, kernel)
     parts = [
         backward(ours, part, kernel, None, [1, 1], half(kernel), [1, 1], False, [0, 0], 1, [False, True, False])[1]
         for ours, part in zip(deltas.split(rows), x.split(rows), strict=True)
@@ -137,12 +145,14 @@ def kernel_gradient(kernel: Tensor, deltas: Tensor, x: Tensor) -> Tensor:
 
 def mapped(x: Tensor, weight: Tensor) -> Tensor:
     """The input map: a product with a matrix ``(N, K)``, or a convolution with a kernel ``(C, K, q, q)``."""
-    return linear(x, weight) if weight.dim() == 2 else by_rows(lambda part: conv2d(part, weight, padding=half(weight)), x)
+    return (
+        linear(x, weight) if weight.dim() == 2 else by_rows(lambda part: conv2d(part, weight, padding=half(weight)), x, weight)
+    )
 
 
 def mapped_back(deltas: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """The gradients of x and of the weight; differentiable."""
     if weight.dim() == 2:
         return deltas @ weight.conj(), deltas.mT @ x.conj()
-    back = by_rows(lambda part: conv_transpose2d(part, weight, padding=half(weight)), deltas)
+    back = by_rows(lambda part: conv_transpose2d(part, weight, padding=half(weight)), deltas, weight)
     return back, kernel_gradient(weight, deltas, x)
