@@ -95,8 +95,8 @@ class ConvNERU(Images, _Kernels):
     r"""Convolutional non-exploding recurrent unit: $G_t = f(K * G_{t-1} + b + K^{in} * X_t)$.
 
     $q\hat K$ is kept on the Stiefel manifold, where $\hat K$ is K as a $q^2 f\times f$ matrix. Then
-    $\lVert K * G\rVert \le \lVert G\rVert$, and neither states nor their gradients can grow exponentially. As of torch's own
-    convolutions, the faster layout on a GPU is ``.to(memory_format=torch.channels_last)``.
+    $\lVert K * G\rVert \le \lVert G\rVert$, and neither states nor their gradients can grow exponentially. With TF32
+    allowed, as torch has it by default, ``.to(memory_format=torch.channels_last)`` is the faster layout on a GPU.
 
     Args:
         in_channels, hidden_channels: of the inputs and of the states (f).

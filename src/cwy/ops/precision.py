@@ -64,6 +64,11 @@ _FLAGS = {owner: _Flag(getattr(torch.backends, owner).matmul) for owner in set(_
 CUDNN_RNN = _Flag(torch.backends.cudnn.rnn, full=("ieee",))
 
 
+def of_convolutions() -> str:
+    """How cuDNN's convolutions of float32 numbers may compute: "tf32", which is torch's default, or else in full."""
+    return torch.backends.cudnn.conv.fp32_precision  # pyrefly: ignore
+
+
 def full_precision(device: str) -> AbstractContextManager[None]:
     """Holds off autocast and reduced-precision products on a device type. Eager mode only."""
     casting = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)

@@ -73,10 +73,7 @@ class Video(Task[VideoConfig]):
 
     def model(self) -> Predictor:
         config, backend = self.config, "reference" if self.config.eager else "auto"
-        model = Predictor(self.settings.method, config.channels, config.kernel_size, self.dtype, backend).to(self.device)
-        if self.device.type == "cuda" and self.settings.method != "convlstm":
-            model.to(memory_format=torch.channels_last)  # pyrefly: ignore: cuDNN's own; instance normalisation is slower so
-        return model
+        return Predictor(self.settings.method, config.channels, config.kernel_size, self.dtype, backend).to(self.device)
 
     @property
     def capturable(self) -> bool:

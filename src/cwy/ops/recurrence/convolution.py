@@ -35,7 +35,7 @@ def conv_rollout(
 
     Images are zero beyond their borders and keep their size. As :func:`~cwy.ops.rollout`, it is computed in float32 even
     under autocast; whether convolutions may use TF32 is torch's own setting. Where the images of x, or the weight, lie in
-    ``torch.channels_last``, so do the states: the faster layout on a GPU.
+    ``torch.channels_last``, so do the states: with TF32 the faster layout on a GPU.
 
     Args:
         x: ``(T, B, C, H, W)``, what is added at every step.

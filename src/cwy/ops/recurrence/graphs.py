@@ -10,6 +10,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from ..precision import of_convolutions
+
 BLOCKS = (128, 16)  # steps a graph; what is left over runs step by step
 _KEPT = 64
 
@@ -72,7 +74,8 @@ def replay(
 ) -> tuple[Tensor, ...]:
     """``fn(*given)`` by its graph, copied into these tensors, or into new ones for None."""
     stream = torch.cuda.current_stream(given[0].device)
-    key = key, stream, *((t.shape, t.stride(), t.dtype, t.device) for t in given)
+    flag = of_convolutions() if given[0].dim() == 4 else None  # a recording keeps it
+    key = key, stream, flag, *((t.shape, t.stride(), t.dtype, t.device) for t in given)
     with _lock, torch.cuda.device(given[0].device):
         if key not in _graphs:
             _graphs[key] = _Graph(fn, given)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from . import graphs
 from .nonlinearities import Nonlinearity
-from .transition import Transition, going_back, of, rows_like, summed_to
+from .transition import Transition, back, forth, of, rows_like, summed_to
 
 CHUNK = 64  # steps at once, where memory is short
 
@@ -51,12 +51,12 @@ def _run(x, h, states, z, sizes, q, f, bias):
     none = [None] * len(sizes)
     outs, befores = none if states is None else states.split(sizes), none if z is None else z.split(sizes)
     added, threshold = (None, bias) if f.threshold else (bias, None)
-    ended = []
+    ended, step = [], forth(q)
     for xt, out, before, size in zip(x.split(sizes), outs, befores, sizes, strict=True):
         into = out if before is None else before
         if size < h.shape[0]:
             ended.append(h[size:])
-        q.step(xt, h[:size], into)
+        step(xt, h[:size], into)
         if added is not None:
             into += added
         if before is None:
@@ -121,7 +121,7 @@ def _adjoint(g, carry, gn, deltas, states, z, sizes, q, f, bias):
     steps, values = deltas.split(sizes), states.split(sizes)
     outside = None if g is None else g.split(sizes)
     kept = [None] * len(sizes) if z is None else z.split(sizes)
-    threshold, back = bias if f.threshold else None, going_back(q)
+    threshold, step_back = bias if f.threshold else None, back(q)
     for t in range(len(sizes) - 1, -1, -1):
         delta, after = steps[t], carry.shape[0]
         if t == len(sizes) - 1 or after < sizes[t]:
@@ -133,11 +133,11 @@ def _adjoint(g, carry, gn, deltas, states, z, sizes, q, f, bias):
         # Where the step before has as many rows, its own gradient is added on the way.
         if t and sizes[t - 1] == sizes[t]:
             before = torch.zeros_like(delta) if outside is None else outside[t - 1]
-            back(before, delta, steps[t - 1])
+            step_back(before, delta, steps[t - 1])
             carry = steps[t - 1]
         else:
             carry = torch.empty_like(delta)
-            back(torch.zeros_like(delta), delta, carry)
+            step_back(torch.zeros_like(delta), delta, carry)
     return carry
 
 
