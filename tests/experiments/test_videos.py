@@ -126,6 +126,13 @@ def test_the_check_names_a_short_video_and_what_is_not_the_papers(root):
     assert "3 of 3 videos are here, 2 of them whole" in done.stdout
 
 
+def test_the_list_counts_the_videos_of_a_part(root):
+    for action in kth.ACTIONS:
+        (root / "kth" / action).mkdir(exist_ok=True)
+    (root / "kth/walking/person20_walking_d4_uncomp.avi").unlink()
+    assert "2 of 3 videos" in run(COMMAND, "data", "list", CWY_DATA=str(root)).stdout
+
+
 def test_frames_of_any_size_become_squares(tmp_path):
     write_video(tmp_path / "a.avi", 2, size=(96, 192))
     assert square(decode(tmp_path / "a.avi")).shape == (2, 128, 128)

@@ -24,8 +24,12 @@ def show(console: Console) -> None:
     table.add_column("what, and from where", overflow="fold")
     for dataset in DATASETS.values():
         folder = dataset.folder()
-        here = sum((folder / file.name).is_file() or file.unpacked(folder) for file in dataset.files)
-        state = "yes" if here == len(dataset.files) else f"{here} of {len(dataset.files)} files" if here else "no"
+        parts, what = [(folder / file.name).is_file() or file.unpacked(folder) for file in dataset.files], "files"
+        if dataset is KTH and all(parts):
+            from . import kth
+
+            parts, what = [video.path(folder).is_file() for video in kth.listed(folder)], "videos"
+        state = "yes" if all(parts) else f"{sum(parts)} of {len(parts)} {what}" if any(parts) else "no"
         size = "–" if any(file.size is None for file in dataset.files) else f"{dataset.size / 1e6:.1f} MB"
         table.add_row(dataset.name, state, size, f"{dataset.about}\n{dataset.home}")
     console.print(table)
