@@ -1,6 +1,7 @@
 """Shared by the tests and the docstring examples."""
 
 import os
+import signal
 
 # Before torch loads: some CPUs announce bf16 instructions that oneDNN then crashes on.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
@@ -16,6 +17,10 @@ settings.load_profile("cwy")
 
 # Workers share the cores.
 torch.set_num_threads(1)
+
+# A shell starts what runs in the background with Ctrl-C ignored, and children inherit that; tests send it to them.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
