@@ -63,9 +63,10 @@ def orthogonal(
     chosen = METHODS[method]
     square = rows == columns
     if chosen.kind == ("tall" if square else "square"):
+        instead = "'cwy' or 'tcwy'" if square else "'tcwy'"
         raise ValueError(
             f"orthogonal: method {method!r} serves {chosen.kind} weights, but {name} is {rows} x {columns}. "
-            f"Use method={'cwy' if square else 'tcwy'!r}."
+            f"Use method={instead}."
         )
     if weight.is_complex() and not chosen.complex:
         raise ValueError(f"orthogonal: method {method!r} serves real weights, but {name} is {weight.dtype}. Use method='cwy'.")

@@ -5,6 +5,7 @@ import re
 
 import pytest
 import torch
+import torch.autograd.forward_ad as fwAD
 from torch.nn.functional import conv2d, instance_norm
 
 import cwy
@@ -61,17 +62,17 @@ def test_equals_a_plain_loop_of_convolutions(memory, q, f, lengths, layout):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
 
 
-def test_states_lie_in_memory_as_the_images_or_the_weights_do():
-    unit, x = ConvNERU(2, 4), torch.randn(3, 2, 2, 6, 5)
+@pytest.mark.parametrize("memory", ["store", "checkpoint"])
+@pytest.mark.parametrize("lengths", [None, torch.tensor([3, 1])])
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_states_lie_in_memory_as_the_images_or_the_weights_do(memory, lengths, batch_first):
+    unit, x = ConvNERU(2, 4, memory=memory, batch_first=batch_first), torch.randn(3, 2, 2, 6, 5)
     last = x.flatten(0, 1).contiguous(memory_format=torch.channels_last).unflatten(0, (3, 2))
-    for images, layout in (x, LAYOUTS[0]), (last, LAYOUTS[1]):
-        y, hn = unit(images)
-        assert y.flatten(0, 1).is_contiguous(memory_format=layout)
-        assert hn[0].is_contiguous(memory_format=layout)
-    for memory in "store", "checkpoint":
-        unit.memory = memory
-        y, _ = unit.to(memory_format=torch.channels_last)(x)
-        assert y.flatten(0, 1).is_contiguous(memory_format=torch.channels_last)
+    weights = copy.deepcopy(unit).to(memory_format=torch.channels_last)
+    for images, layout, layer in (x, LAYOUTS[0], unit), (last, LAYOUTS[1], unit), (x, LAYOUTS[1], weights):
+        y, hn = layer(images.transpose(0, 1) if batch_first else images, lengths=lengths)
+        assert all(image[None].is_contiguous(memory_format=layout) for images in y for image in images)
+        assert lengths is not None or hn[0].is_contiguous(memory_format=layout)
 
 
 @layouts
@@ -90,9 +91,41 @@ def test_a_kernel_turned_round_is_its_adjoint(layout, q):
 @pytest.mark.parametrize("memory", ["store", "checkpoint"])
 @pytest.mark.parametrize("f", ["relu", "abs"])
 def test_the_op_is_well_registered(layout, memory, f):
-    sizes = (8, 3, 6, 5), (2, 3, 6, 5), (3, 3, 3, 3)
-    x, h0, kernel = (torch.randn(size).contiguous(memory_format=layout).requires_grad_() for size in sizes)
-    torch.library.opcheck(torch.ops.cwy.rollout.default, (x, h0, [kernel], None, None, f, [2] * 4, memory, False, "loops"))
+    sizes = (8, 2, 6, 5), (2, 3, 6, 5), (3, 3, 3, 3), (3, 2, 3, 3)
+    x, h0, kernel, weight = (torch.randn(size).contiguous(memory_format=layout).requires_grad_() for size in sizes)
+    torch.library.opcheck(torch.ops.cwy.rollout.default, (x, h0, [kernel], None, weight, f, [2] * 4, memory, False, "loops"))
+
+
+def test_compiled_images_may_lie_otherwise_than_the_weights():
+    unit = ConvNERU(2, 4, memory="checkpoint")
+    x = torch.randn(4, 3, 6, 5, 2).movedim(-1, 2)
+    torch.compiler.reset()
+    found = torch.autograd.grad(torch.compile(lambda x: unit(x)[0].sum(), fullgraph=True)(x), unit.weight_ih_l0)
+    torch.testing.assert_close(found, torch.autograd.grad(unit(x)[0].sum(), unit.weight_ih_l0), atol=1e-4, rtol=1e-4)
+
+
+def test_a_batch_whose_size_the_data_decide_can_be_exported():
+    class Chosen(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.unit = ConvNERU(2, 3)
+
+        def forward(self, x, keep):
+            return self.unit(x[:, keep.nonzero().squeeze(1)])[0]
+
+    module, x, keep = Chosen().eval(), torch.randn(4, 3, 2, 6, 6), torch.tensor([True, False, True])
+    torch.testing.assert_close(torch.export.export(module, (x, keep)).module()(x, keep), module(x, keep))
+
+
+@pytest.mark.parametrize("name", ["bias_ih_l0", "weight_ih_l0"])
+def test_a_tangent_of_one_parameter(name):
+    unit, x = ConvNERU(2, 3, nonlinearity="modrelu", memory="store", dtype=F64), torch.randn(4, 2, 2, 6, 6, dtype=F64)
+    value = getattr(unit, name).detach()
+    tangent = torch.randn_like(value)
+    call = lambda value: torch.func.functional_call(unit, {name: value}, x)[0]
+    with fwAD.dual_level():
+        found = fwAD.unpack_dual(call(fwAD.make_dual(value, tangent))).tangent
+    torch.testing.assert_close(found, torch.func.jvp(call, (value,), (tangent,))[1])
 
 
 def test_derivatives_of_every_kind():

@@ -16,7 +16,7 @@ from ..init import haar
 from ..ops import dispatch
 from ..ops.recurrence.functions import check_choices
 from ..ops.recurrence.nonlinearities import NONLINEARITIES
-from ..ops.recurrence.transition import by_rows
+from ..ops.recurrence.transition import by_rows, flat
 from ..registry import METHODS
 from .images import Images, check_sizes
 from .inputs import check_input
@@ -173,13 +173,13 @@ class ConvNERU(Images, _Kernels):
     ) -> tuple[Tensor | None, tuple[Tensor]]:
         threshold = getattr(self, f"bias_ih{suffix}", None)
         if self.method == "zeros":
-            states = self._activate(self._convolve(x.flatten(0, 1), suffix).unflatten(0, x.shape[:2]), threshold)
+            states = self._activate(self._convolve(flat(x), suffix).unflatten(0, x.shape[:2]), threshold)
             last = states[-1]
         else:
             inner = None
             if self.memory == "store":
                 # One convolution over all steps, the bias with it where it is not a threshold.
-                x = self._convolve(x.flatten(0, 1), suffix).unflatten(0, x.shape[:2])
+                x = self._convolve(flat(x), suffix).unflatten(0, x.shape[:2])
                 threshold = threshold if self._threshold else None
             else:
                 inner = getattr(self, f"weight_ih{suffix}")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, instance_norm
 
-from ..ops.recurrence.transition import by_rows
+from ..ops.recurrence.transition import by_rows, flat
 from .images import Images, check_sizes
 from .inputs import check_input
 
@@ -100,7 +100,7 @@ class ConvLSTM(Images, _Gates):
     ) -> tuple[Tensor | None, tuple[Tensor, ...]]:
         h, c = state
         states = []
-        for t, xt in enumerate(self._convolve(x.flatten(0, 1), suffix).unflatten(0, x.shape[:2])):
+        for t, xt in enumerate(self._convolve(flat(x), suffix).unflatten(0, x.shape[:2])):
             after = self._step(xt, h, c, suffix)
             if ends is None:
                 h, c = after

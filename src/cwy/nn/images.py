@@ -66,7 +66,7 @@ class Images(nn.Module):
         inside = None if ends is None else torch.arange(x.shape[0], device=x.device)[:, None] < ends
         if inside is not None:
             # Whatever lies beyond an end, NaN even, must not reach a gradient as 0 times itself.
-            x = x.masked_fill(~inside[..., None, None, None], 0)
+            x = torch.where(inside[..., None, None, None], x, 0)
         last = []
         for layer in range(self.num_layers):
             wanted = self.output if layer == self.num_layers - 1 else "all"
@@ -79,7 +79,7 @@ class Images(nn.Module):
         if self.output == "last":
             return x.squeeze(0) if unbatched else x, hn
         if inside is not None:
-            x = x.masked_fill(~inside[..., None, None, None], 0)
+            x = torch.where(inside[..., None, None, None], x, 0)
         return x.squeeze(1) if unbatched else x.transpose(0, 1) if self.batch_first else x, hn
 
     def _first(self, hx: tuple[Tensor, ...] | None, unbatched: bool, x: Tensor) -> tuple[Tensor, ...]:

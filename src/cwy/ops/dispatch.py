@@ -51,11 +51,11 @@ def why_only_aten(*tensors: Tensor) -> str | None:
     return why_only_autograd(*tensors)
 
 
-def why_only_autograd(*tensors: Tensor) -> str | None:
+def why_only_autograd(*tensors: Tensor | None) -> str | None:
     """Why torch itself must differentiate, or None if a derivative of ours will do."""
     if torch._C._are_functorch_transforms_active():
         return "a torch.func transform is active, which differentiates ATen ops"
-    if any(unpack_dual(t).tangent is not None for t in tensors):
+    if any(t is not None and unpack_dual(t).tangent is not None for t in tensors):
         return "an argument carries a forward-mode tangent"
     return None
 

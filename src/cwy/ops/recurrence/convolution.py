@@ -10,7 +10,7 @@ from torch import Tensor
 from .. import dispatch
 from . import autograd, reference
 from .functions import Request, by_autograd, by_hand, check_choices
-from .transition import channels_last
+from .transition import channels_last, flat
 
 dispatch.provide(
     "conv_rollout",
@@ -68,13 +68,14 @@ def conv_rollout(
     _check(x, h0, kernel, bias, weight)
     wanted = torch.promote_types(torch.promote_types(x.dtype, h0.dtype), kernel.dtype)
     dtype = torch.float32 if wanted in (torch.float16, torch.bfloat16) else wanted
-    rows, weight = x.to(dtype).flatten(0, 1), None if weight is None else weight.to(dtype)
-    transformed = dispatch.why_only_autograd(rows, h0, kernel)
+    rows, weight = flat(x.to(dtype)), None if weight is None else weight.to(dtype)
+    transformed = dispatch.why_only_autograd(rows, h0, kernel, bias, weight)
     if not transformed and (channels_last(rows) or (weight is not None and channels_last(weight))):
         layout = torch.channels_last
     else:
         layout = torch.contiguous_format
     rows, h0, kernel = (t.to(dtype).contiguous(memory_format=layout) for t in (rows, h0, kernel))
+    weight = None if weight is None else weight.contiguous(memory_format=layout)
     sizes = [x.shape[1]] * x.shape[0]
     request = Request(
         kernel.shape[0], h0.shape[0], len(sizes), dtype, rows.device.type,

@@ -169,7 +169,7 @@ def rollout(
         bias = bias.to(real)
     request = Request(
         n, h0.shape[0], len(sizes), dtype, rows.device.type, f, q[0].shape[1] if len(q) > 1 else None, memory,
-        output == "last", not sizes or sizes[0] == sizes[-1], dispatch.why_only_autograd(rows, h0, *q),
+        output == "last", not sizes or sizes[0] == sizes[-1], dispatch.why_only_autograd(rows, h0, *q, bias, weight),
         torch.compiler.is_compiling(), rows.device.index,
     )  # fmt: skip
     serve = dispatch.choose("rollout", backend, request).rollout

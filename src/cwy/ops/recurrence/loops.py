@@ -51,7 +51,7 @@ def _run(x, h, states, z, sizes, q, f, bias):
     none = [None] * len(sizes)
     outs, befores = none if states is None else states.split(sizes), none if z is None else z.split(sizes)
     added, threshold = (None, bias) if f.threshold else (bias, None)
-    ended, step = [], forth(q)
+    ended, step = [], forth(q, h)
     for xt, out, before, size in zip(x.split(sizes), outs, befores, sizes, strict=True):
         into = out if before is None else before
         if size < h.shape[0]:
@@ -121,7 +121,7 @@ def _adjoint(g, carry, gn, deltas, states, z, sizes, q, f, bias):
     steps, values = deltas.split(sizes), states.split(sizes)
     outside = None if g is None else g.split(sizes)
     kept = [None] * len(sizes) if z is None else z.split(sizes)
-    threshold, step_back = bias if f.threshold else None, back(q)
+    threshold, step_back = bias if f.threshold else None, back(q, deltas)
     for t in range(len(sizes) - 1, -1, -1):
         delta, after = steps[t], carry.shape[0]
         if t == len(sizes) - 1 or after < sizes[t]:

@@ -90,26 +90,28 @@ def turned(q: Convolved) -> Convolved:
 
 
 Step = Callable[..., object]
-MANY = 64  # channels from which cuDNN is up to three times faster backwards, in full float32 or with channels first
+MANY = 64  # channels from which cuDNN's transposed convolutions are the faster ones, where it does not use tensor cores
 
 
-def forth(q: Transition) -> Step:
-    """``q.step``, for many steps: of the two ways of a convolution, the one that cuDNN is faster in."""
-    if isinstance(q, Convolved) and q.kernel.is_cuda and len(q.kernel) >= MANY and not on_tensor_cores(q.kernel):
-        return turned(q).back
-    return q.step
+def forth(q: Transition, h: Tensor) -> Step:
+    """``q.step`` for many steps of states like h: of the two ways to convolve, the one that cuDNN is faster in."""
+    return turned(q).back if isinstance(q, Convolved) and h.is_cuda and _transposed(q, h) else q.step
 
 
-def back(q: Transition) -> Step:
+def back(q: Transition, h: Tensor) -> Step:
     """``q.back``, likewise."""
-    if isinstance(q, Convolved) and q.kernel.is_cuda and on_tensor_cores(q.kernel):
-        return turned(q).step
-    return q.back
+    return turned(q).step if isinstance(q, Convolved) and h.is_cuda and not _transposed(q, h) else q.back
+
+
+def _transposed(q: Convolved, h: Tensor) -> bool:
+    return len(q.kernel) >= MANY and not on_tensor_cores(h)
 
 
 def on_tensor_cores(x: Tensor) -> bool:
-    """Whether cuDNN has its own layout, and may use TF32: then it takes images as they lie, and no memory beside them."""
-    return not torch.compiler.is_compiling() and channels_last(x) and of_convolutions() == "tf32"
+    """Whether images have cuDNN's own layout and it may use tensor cores: it takes them as they lie, with no memory beside."""
+    if torch.compiler.is_compiling() or x.dtype == torch.float64 or not channels_last(x):
+        return False
+    return x.dtype != torch.float32 or of_convolutions() == "tf32"
 
 
 def channels_last(x: Tensor) -> bool:
@@ -118,6 +120,12 @@ def channels_last(x: Tensor) -> bool:
         return False
     _, c, _, w = x.shape
     return x.stride()[1:] == (1, w * c, c)
+
+
+def flat(x: Tensor) -> Tensor:
+    """Images ``(T, B, C, H, W)`` as rows ``(TB, C, H, W)`` that lie in memory as they do."""
+    last = x.stride(2) == 1 and x.shape[2] > 1 and not x.is_contiguous()
+    return x.movedim(2, -1).flatten(0, 1).movedim(-1, 1) if last else x.flatten(0, 1)
 
 
 def rows_like(h: Tensor, count: int) -> Tensor:
@@ -146,18 +154,19 @@ ROWS = 64  # images at once on a GPU: what cuDNN takes beside its operands grows
 
 def by_rows(convolve: Callable[[Tensor], Tensor], x: Tensor, weight: Tensor) -> Tensor:
     """A convolution of images ``(R, C, H, W)`` with a weight, as many at once as serve."""
-    rows = _at_once(x, weight)
-    return convolve(x) if x.shape[0] <= rows else torch.cat([convolve(part) for part in x.split(rows)])
+    if _all_at_once(x, weight) or x.shape[0] <= ROWS:
+        return convolve(x)
+    return torch.cat([convolve(part) for part in x.split(ROWS)])
 
 
-def _at_once(x: Tensor, weight: Tensor) -> int:
-    return ROWS if x.is_cuda and not on_tensor_cores(x) and not on_tensor_cores(weight) else max(x.shape[0], 1)
+def _all_at_once(x: Tensor, weight: Tensor) -> bool:
+    return not x.is_cuda or on_tensor_cores(x) or on_tensor_cores(weight)
 
 
 def kernel_gradient(kernel: Tensor, deltas: Tensor, x: Tensor) -> Tensor:
     """The gradient of a kernel from that of its convolution with x; differentiable."""
     backward = torch.ops.aten.convolution_backward
-    rows = _at_once(x, kernel)
+    rows = max(x.shape[0], 1) if _all_at_once(x, kernel) else ROWS
     parts = [
         backward(ours, part, kernel, None, [1, 1], half(kernel), [1, 1], False, [0, 0], 1, [False, True, False])[1]
         for ours, part in zip(deltas.split(rows), x.split(rows), strict=True)
