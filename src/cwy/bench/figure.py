@@ -160,7 +160,7 @@ def _styles(rows: Sequence[Row], baseline: str) -> dict[str, dict[str, Any]]:
 
 
 def _bars(rows: Sequence[Row], baseline: str) -> Figure:
-    timed = sorted((row for row in rows if row.forward), key=lambda row: -(seconds(row) or 0))
+    timed = sorted((row for row in rows if seconds(row)), key=lambda row: -(seconds(row) or 0))
     figure = Figure(figsize=(10, 1.8 + 0.34 * len(timed)), layout="constrained")
     axes = figure.subplots()
     colours = {"ours": SKY, "peer": "0.8", "floor": "0.4"}

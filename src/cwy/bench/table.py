@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from math import inf
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
@@ -43,7 +44,7 @@ def detail(rows: Sequence[Row], baseline: str, steps: int | None = None) -> Tabl
     ``±`` is half the distance between the quartiles, relative to the median. With ``steps``, the last column is the time
     of one of them, forward and backward; else it is the orthogonality error.
     """
-    timed = sorted((row for row in rows if seconds(row)), key=lambda row: seconds(row) or 0)
+    timed = sorted((row for row in rows if row.forward), key=lambda row: seconds(row) or inf)
     reference = next((row for row in timed if row.entry == baseline), None)
     headings = ("forward\nms", "fwd+bwd\nms", "±", f"×\n{baseline}".replace(", ", ",\n"), "peak\nMB", "error", "grad.\nerror")
     view = blank(f"Size {rows[0].size}", "entry", *headings, "orth.\nerror" if steps is None else "µs a\nstep")
@@ -98,20 +99,32 @@ def findings(rows: Sequence[Row], baseline: str) -> str:
     if floor and floor.both:
         told += f", {times(ours.both / floor.both)} times {floor.entry}"
     told += _share(rows, ours)
-    ratios = sorted(((seconds(row) or 0) / ours.both, row.entry) for row in rivals(rows, baseline))
+    found = rivals(rows, baseline)
+    ratios = sorted(((seconds(row) or 0) / ours.both, row.entry) for row in found)
     named = [f"{name} ({times(ratio)}×)" for ratio, name in ratios]
     faster = sum(ratio < 1 for ratio, _ in ratios)
     if not named:
         return f"{told}."
     told += f". Faster: {', '.join(named[:faster])}." if faster else ". No rival is faster."
     slower = named[faster:]
-    return f"{told} Slower: {f'{slower[0]} to {slower[-1]}' if slower[1:] else slower[0]}." if slower else told
+    told += f" Slower: {f'{slower[0]} to {slower[-1]}' if slower[1:] else slower[0]}." if slower else ""
+    ahead = [
+        row for row in found if row.forward and ours.forward and (row.both or 0) >= ours.both and row.forward < ours.forward
+    ]
+    first = [f"{row.entry} ({times((row.forward or 0) / (ours.forward or 1))}×)" for row in ahead]
+    return f"{told} Faster forward alone: {', '.join(first)}." if first else told
 
 
 def rivals(rows: Sequence[Row], baseline: str) -> list[Row]:
     """The timed rows that the baseline is compared with: peers and, where methods are compared, the other methods."""
     other = lambda row: row.bench in BENCHES and BENCHES[row.bench].between and _method(row.entry) != _method(baseline)
-    return [row for row in rows if seconds(row) and (row.group == "peer" or (row.group == "ours" and other(row)))]
+    found = [row for row in rows if seconds(row) and (row.group == "peer" or (row.group == "ours" and other(row)))]
+    if ", " not in baseline:
+        return found
+    # Where there is one with the same nonlinearity, those with others are not compared.
+    alike = lambda row: f"{row.entry.rpartition(', ')[0]}, {baseline.rpartition(', ')[2]}"
+    names = {row.entry for row in found}
+    return [row for row in found if row.entry == alike(row) or alike(row) not in names]
 
 
 def rate(row: Row, kind: str) -> float | None:
@@ -151,8 +164,11 @@ def blank(title: str, *headings: str) -> Table:
 
 
 def field(row: Row, kind: str) -> str:
-    """The field with a kind of time: a step that has no backward pass stands with its forward one."""
-    return kind.replace("both", "forward") if row.both is None else kind
+    """The field with a kind of time: a step on the manifold, which has no backward pass, stands with its forward one.
+
+    Not in Table 1: there a forward recurrence follows it, whose backward pass nobody timed.
+    """
+    return kind.replace("both", "forward") if row.both is None and row.bench != "table1" else kind
 
 
 def seconds(row: Row) -> float | None:

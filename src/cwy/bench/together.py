@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +32,7 @@ def run_all(quick: bool, device: str, threads: int | None, graphs: bool, seed: i
     """Measures and writes every benchmark, then shows the whole; returns whether it was stopped before the end."""
     last: dict[str, tuple[str, list[Row]]] = {}
     missing: set[str] = set()
+    everything: list[Row] = []
     stopped = False
     for bench in BENCHES.values():
         chosen = options(bench, None, "all", "all", device, "float32", quick, None, threads, seed, graphs=graphs)
@@ -40,6 +42,7 @@ def run_all(quick: bool, device: str, threads: int | None, graphs: bool, seed: i
             chosen = replace(chosen, sizes=chosen.sizes[:-1] or chosen.sizes, effort=effort)
         rows, stopped = measure(chosen, console)
         threads = torch.get_num_threads()
+        everything += rows
         missing |= {row.package for row in rows if row.status == "missing"}
         if rows:
             write(chosen, rows, folder)
@@ -54,6 +57,10 @@ def run_all(quick: bool, device: str, threads: int | None, graphs: bool, seed: i
         draw(last, folder / "all.png")
         print(f"The rows and pictures of each: {folder}\nThe picture: {folder / 'all.png'}")
         console.print(caption(next(iter(last.values()))[1][0]), style="dim")
+    without = Counter(row.reason for row in everything if row.status not in ("ok", "missing"))
+    if without:
+        most = ", ".join(f"{reason} ({count})" for reason, count in without.most_common(2))
+        console.print(f"{without.total()} of {len(everything)} have no time, and their rows say why; most often: {most}.")
     if missing:
         console.print(f"Not installed, so not timed: {', '.join(sorted(missing))}. {INSTALL}")
     if stopped:
