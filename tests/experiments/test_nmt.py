@@ -193,6 +193,7 @@ def test_what_can_not_translate_says_why(whole, trained, tmp_path):
     refused(tmp_path, "is not a run folder", "hola")
     refused(trained, "must end in .png", "hola", attention=Path("map.doc"))
     refused(trained, "give one, in quotes", "a", "b", attention=Path("map.png"))
+    refused(trained, "has no words", " ", attention=Path("map.png"))
     other = tmp_path / "other"
     other.mkdir()
     (other / "map.png").mkdir()

@@ -28,7 +28,9 @@ def translate(
         for note in spoken.notes:
             say(f"{text.strip()!r}: {note}.")
         print(spoken.target, flush=True)
-        if attention is not None and spoken.source:
+        if attention is not None:
+            if not spoken.source:
+                raise ConfigError("--attention: the sentence has no words, so there is nothing to draw.")
             try:
                 interpreter.draw(spoken, attention)
             except OSError as error:
