@@ -119,6 +119,15 @@ def test_batches_and_strides(batch, n, size, poisoned):
 
 
 @gpu
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("n", "size"), [(128, 128), (65, 64), (70, 40)])
+def test_batches_of_hard_vectors(family, n, size, poisoned):
+    v = torch.stack([vectors(family, n, size, torch.float32, seed) for seed in range(64)]).cuda()
+    for call in ("matrix", "matrix, signed", "truncated", "truncated, signed"):
+        assert orthogonal(agree(call, v), 20 * EPS * n)
+
+
+@gpu
 @pytest.mark.parametrize(("n", "size"), [(8, 8), (40, 20), (100, 70)])
 def test_more_matrices_than_blocks(n, size, poisoned):
     v = torch.randn(1000, n, size, device="cuda")

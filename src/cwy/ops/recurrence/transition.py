@@ -95,16 +95,14 @@ MANY = 64  # channels from which cuDNN's transposed convolutions are the faster 
 
 def forth(q: Transition, h: Tensor) -> Step:
     """``q.step`` for many steps of states like h: of the two ways to convolve, the one that cuDNN is faster in."""
-    return turned(q).back if isinstance(q, Convolved) and h.is_cuda and _transposed(q, h) else q.step
+    if isinstance(q, Convolved) and h.is_cuda and len(q.kernel) >= MANY and not on_tensor_cores(h):
+        return turned(q).back
+    return q.step
 
 
 def back(q: Transition, h: Tensor) -> Step:
     """``q.back``, likewise."""
-    return turned(q).step if isinstance(q, Convolved) and h.is_cuda and not _transposed(q, h) else q.back
-
-
-def _transposed(q: Convolved, h: Tensor) -> bool:
-    return len(q.kernel) >= MANY and not on_tensor_cores(h)
+    return turned(q).step if isinstance(q, Convolved) and h.is_cuda and on_tensor_cores(h) else q.back
 
 
 def on_tensor_cores(x: Tensor) -> bool:
