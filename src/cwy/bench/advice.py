@@ -94,8 +94,14 @@ def advice(asked: Asked, rows: Sequence[Row]) -> str:
         if row is not None and row.both and row.entry not in told:
             beside = f", {table.times(row.both / free)} times a free weight" if free else ""
             code = known[row.entry].code(asked.size, asked.nonlinearity)
-            told[row.entry] = f"{title}: {row.entry}, {table.ms(row.both)} ms forward + backward{beside}.\n    {code}"
+            level = [other.entry for other in ranked if other is not row and fits(known[other.entry]) and _overlap(row, other)]
+            tie = f" Its quartiles overlap with those of {'; '.join(level)}." if level else ""
+            told[row.entry] = f"{title}: {row.entry}, {table.ms(row.both)} ms forward + backward{beside}.{tie}\n    {code}"
     return "\n".join(told.values())
+
+
+def _overlap(fast: Row, slow: Row) -> bool:
+    return None not in (fast.both_q3, slow.both_q1) and (slow.both_q1 or 0) <= (fast.both_q3 or 0)
 
 
 def ranking(rows: Sequence[Row]) -> list[Row]:
