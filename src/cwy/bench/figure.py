@@ -91,7 +91,7 @@ def _lines(rows: Sequence[Row], sizes: Sequence[Size], form: str, baseline: str,
             axes.plot([at[size] for size in bound], bound.values(), label=f"{baseline} at the product's rate", **LIMIT)
         axes.set(title=KINDS[kind], yscale="log", xlabel=form if along is None else label or form[0])
         axes.set_xscale("linear" if along is None else "log")
-        axes.set_xticks(list(at.values()), names if along is None else [str(n) for n in at.values()])
+        axes.set_xticks(list(at.values()), names if along is None else _apart(list(at.values())))
         axes.xaxis.set_minor_locator(NullLocator())
         axes.grid(which="major", alpha=0.3)
     timed = "a step, µs" if form.endswith("T") else "a call, ms"
@@ -104,6 +104,16 @@ def _lines(rows: Sequence[Row], sizes: Sequence[Size], form: str, baseline: str,
         [handles[e] for e in slowest_first], slowest_first, loc="outside right center", frameon=False, fontsize="small"
     )
     return figure
+
+
+def _apart(values: Sequence[int]) -> list[str]:
+    """Labels of ticks; on a logarithmic axis one that would touch the label before it is left out."""
+    labels, last = [], 0.0
+    for value in values:
+        far = value >= 1.25 * last
+        labels.append(str(value) if far else "")
+        last = value if far else last
+    return labels
 
 
 def _spread(timed: Sequence[Row], kind: str, means: bool) -> tuple[list[float], list[float], list[float]]:
