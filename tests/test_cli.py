@@ -64,12 +64,12 @@ def test_without_the_extras_it_says_what_to_install(absent, extra, command, tmp_
 
 
 def test_demo_shows_a_table_a_sentence_and_the_reports_picture(tmp_path):
-    done = run(COMMAND, "demo", "--iterations", "3", "--methods", "cwy,urnn,lstm", cwd=tmp_path)
+    done = run(COMMAND, "demo", "--iterations", "2", "--methods", "cwy,urnn,lstm", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     rows = re.findall(r"^ +(\S+) {2,}\S.* +[\d,]+ +[\d.]+% +[\d.]+ +[\d.]+ s *$", done.stdout, re.MULTILINE)
     assert rows == ["cwy", "urnn", "lstm"]
     assert max(map(len, done.stdout.splitlines())) <= 80
-    assert "cwy, urnn and lstm do not beat the no-memory baseline." in re.sub(r"\s+", " ", done.stdout), "nobody learns in 3"
+    assert "cwy, urnn and lstm do not beat the no-memory baseline." in re.sub(r"\s+", " ", done.stdout), "nobody learns in 2"
     written = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*"))
     assert written == ["demo", "demo/copying-T50-loss.png", "demo/copying-T50-loss.svg", "demo/report.html"]
     assert all(path in done.stdout for path in written[1:])

@@ -39,8 +39,8 @@ def small(method: str) -> CopyingConfig:
 
 
 def demo(method: str) -> CopyingConfig:
-    """A quarter of a minute on a CPU: what `cwy demo` shows."""
-    return replace(small(method), T=50, hidden_size=64, iterations=600, evaluate_every=None)
+    """A quarter of a minute on a CPU, with as many units as the paper: what `cwy demo` shows."""
+    return replace(small(method), T=50, hidden_size=190, iterations=200, evaluate_every=None)
 
 
 RECIPES: dict[str, Recipe] = {
