@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import inf
 
 import torch
 from rich.console import Console
@@ -101,7 +102,7 @@ def advice(asked: Asked, rows: Sequence[Row]) -> str:
 
 
 def _overlap(fast: Row, slow: Row) -> bool:
-    return None not in (fast.both_q3, slow.both_q1) and (slow.both_q1 or 0) <= (fast.both_q3 or 0)
+    return (slow.both_q1 or inf) <= (fast.both_q3 or 0)
 
 
 def ranking(rows: Sequence[Row]) -> list[Row]:

@@ -108,10 +108,9 @@ def findings(rows: Sequence[Row], baseline: str) -> str:
     told += f". Faster: {', '.join(named[:faster])}." if faster else ". No rival is faster."
     slower = named[faster:]
     told += f" Slower: {f'{slower[0]} to {slower[-1]}' if slower[1:] else slower[0]}." if slower else ""
-    ahead = [
-        row for row in found if row.forward and ours.forward and (row.both or 0) >= ours.both and row.forward < ours.forward
-    ]
-    first = [f"{row.entry} ({times((row.forward or 0) / (ours.forward or 1))}×)" for row in ahead]
+    slow = [row for row in found if row.both and row.both >= ours.both]
+    ahead = [(row.entry, row.forward / ours.forward) for row in slow if row.forward and ours.forward]
+    first = [f"{name} ({times(ratio)}×)" for name, ratio in ahead if ratio < 1]
     return f"{told} Faster forward alone: {', '.join(first)}." if first else told
 
 
@@ -119,9 +118,7 @@ def rivals(rows: Sequence[Row], baseline: str) -> list[Row]:
     """The timed rows that the baseline is compared with: peers and, where methods are compared, the other methods."""
     other = lambda row: row.bench in BENCHES and BENCHES[row.bench].between and _method(row.entry) != _method(baseline)
     found = [row for row in rows if seconds(row) and (row.group == "peer" or (row.group == "ours" and other(row)))]
-    if ", " not in baseline:
-        return found
-    # Where there is one with the same nonlinearity, those with others are not compared.
+    # Where there is one with the baseline's nonlinearity, those with others are not compared.
     alike = lambda row: f"{row.entry.rpartition(', ')[0]}, {baseline.rpartition(', ')[2]}"
     names = {row.entry for row in found}
     return [row for row in found if row.entry == alike(row) or alike(row) not in names]
@@ -166,7 +163,7 @@ def blank(title: str, *headings: str) -> Table:
 def field(row: Row, kind: str) -> str:
     """The field with a kind of time: a step on the manifold, which has no backward pass, stands with its forward one.
 
-    Not in Table 1: there a forward recurrence follows it, whose backward pass nobody timed.
+    Not in Table 1: there a recurrence follows it, and rows without its backward pass are only a part of the step.
     """
     return kind.replace("both", "forward") if row.both is None and row.bench != "table1" else kind
 

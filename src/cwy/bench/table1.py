@@ -78,19 +78,24 @@ def _free(n: int, batch: int, steps: int) -> Entry:
 
 
 def _moved(n: int, batch: int, steps: int) -> Entry:
-    """On the manifold the transition is there already; what it costs is the step that moves it, before the rollout."""
+    """On the manifold the transition is there already; what it costs is the step that moves it, before the rollout.
 
-    def step(q: Tensor, g: Tensor, x: Tensor) -> Tensor:
-        return _states(stiefel.cayley(q, stiefel.gradient(q, g), -0.1), x)
+    Nothing is differentiated through the step: what it moved is a leaf, and so is the zero that stands for it here.
+    """
+
+    def step(q: Tensor, g: Tensor, zero: Tensor, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            moved = stiefel.cayley(q, stiefel.gradient(q, g), -0.1)
+        return _states(moved + zero, x)
 
     def make(dtype: torch.dtype, device: torch.device) -> Case:
         like = {"dtype": dtype, "device": device}
-        q = init.haar(n, **like)
-        inputs = gaussian(n, n, std=0.5 * n**-0.5, **like), gaussian(steps, batch, n, **like)
-        return Case(partial(step, q), inputs, partial(step, double(q)), None)
+        q, g = init.haar(n, **like), gaussian(n, n, std=0.5 * n**-0.5, **like)
+        inputs = torch.zeros(n, n, **like), gaussian(steps, batch, n, **like)
+        return Case(partial(step, q, g), inputs, partial(step, double(q), double(g)), None)
 
-    about = "a step of a given gradient on the manifold, then ops.rollout"
-    return Entry("rgd-c-c", about, make, group="ours", method="rgd-c-c", package="cwy", differentiable=False)
+    about = "a step of a given gradient on the manifold, then ops.rollout by what it moved"
+    return Entry("rgd-c-c", about, make, group="ours", method="rgd-c-c", package="cwy")
 
 
 def _formed(chart: OrthogonalMap) -> Callable[..., Tensor]:

@@ -31,7 +31,6 @@ Last = Mapping[str, tuple[str, list[Row]]]
 def run_all(quick: bool, device: str, threads: int | None, graphs: bool, seed: int, folder: Path, console: Console) -> bool:
     """Measures and writes every benchmark, then shows the whole; returns whether it was stopped before the end."""
     last: dict[str, tuple[str, list[Row]]] = {}
-    missing: set[str] = set()
     everything: list[Row] = []
     stopped = False
     for bench in BENCHES.values():
@@ -43,7 +42,6 @@ def run_all(quick: bool, device: str, threads: int | None, graphs: bool, seed: i
         rows, stopped = measure(chosen, console)
         threads = torch.get_num_threads()
         everything += rows
-        missing |= {row.package for row in rows if row.status == "missing"}
         if rows:
             write(chosen, rows, folder)
             timed = [size for size in chosen.sizes if any(row.size == show(size) and row.both for row in rows)]
@@ -61,7 +59,7 @@ def run_all(quick: bool, device: str, threads: int | None, graphs: bool, seed: i
     if without:
         most = ", ".join(f"{reason} ({count})" for reason, count in without.most_common(2))
         console.print(f"{without.total()} of {len(everything)} have no time, and their rows say why; most often: {most}.")
-    if missing:
+    if missing := {row.package for row in everything if row.status == "missing"}:
         console.print(f"Not installed, so not timed: {', '.join(sorted(missing))}. {INSTALL}")
     if stopped:
         console.print("Stopped: only what was complete is written.")

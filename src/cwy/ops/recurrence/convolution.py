@@ -70,6 +70,7 @@ def conv_rollout(
     dtype = torch.float32 if wanted in (torch.float16, torch.bfloat16) else wanted
     rows, weight = flat(x.to(dtype)), None if weight is None else weight.to(dtype)
     transformed = dispatch.why_only_autograd(rows, h0, kernel, bias, weight)
+    # A transform knows no layouts.
     if not transformed and (channels_last(rows) or (weight is not None and channels_last(weight))):
         layout = torch.channels_last
     else:

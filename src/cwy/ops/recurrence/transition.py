@@ -174,9 +174,9 @@ def kernel_gradient(kernel: Tensor, deltas: Tensor, x: Tensor) -> Tensor:
 
 def mapped(x: Tensor, weight: Tensor) -> Tensor:
     """The input map: a product with a matrix ``(N, K)``, or a convolution with a kernel ``(C, K, q, q)``."""
-    return (
-        linear(x, weight) if weight.dim() == 2 else by_rows(lambda part: conv2d(part, weight, padding=half(weight)), x, weight)
-    )
+    if weight.dim() == 2:
+        return linear(x, weight)
+    return by_rows(lambda part: conv2d(part, weight, padding=half(weight)), x, weight)
 
 
 def mapped_back(deltas: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
