@@ -100,9 +100,7 @@ def test_only_what_is_alike_is_compared():
     ours, step = row("cwy", "8", 1.0, 2.0, "ours"), replace(row("a step", "8", 0.5, 9.0), both=None)
     told = page.table.findings([ours, row("ormqr", "8", 0.5, 6.0)], "cwy")
     assert told.endswith("No rival is faster. Slower: ormqr (3.0×). Faster forward alone: ormqr (0.50×).")
-    whole, part = ([replace(one, bench=bench) for one in (ours, step)] for bench in ("stiefel", "table1"))
-    assert "Faster: a step (0.25×)" in page.table.findings(whole, "cwy")
-    assert "a step" not in page.table.findings(part, "cwy")
+    assert "Faster: a step (0.25×)" in page.table.findings([ours, step], "cwy")
     loops = [row(f"eager loop, {f}", "8", 9.0, both) for f, both in (("relu", 1.0), ("modrelu", 4.0))]
     rows = [row("torch, modrelu", "8", 1.0, 2.0, "ours"), *loops, row("nn.RNN, relu", "8", 9.0, 8.0)]
     assert page.table.findings(rows, "torch, modrelu").endswith(

@@ -163,6 +163,26 @@ def test_a_transition_formed_from_factors_is_rounded_once(device):
     assert (q[:n].mT - truth).abs().max() <= torch.finfo(torch.float32).eps / 2
 
 
+@pytest.mark.parametrize("learnt", [False, True])
+@pytest.mark.parametrize("reflections", [1, 6])  # by factors, and formed
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+def test_factors_with_signs_and_their_derivatives(dtype, reflections, learnt):
+    u, t, x, h0 = (
+        torch.randn(*s, dtype=dtype, requires_grad=True) for s in ((6, reflections), [reflections] * 2, (3, 4, 6), (4, 6))
+    )
+    signs = torch.randn(6, dtype=dtype).sgn().requires_grad_(learnt)
+    call = lambda x, h0, u, t, signs: rollout(x, h0, WY(u, t), None, "identity", signs=signs)[0]
+    formed = lambda x, h0, u, t, signs: rollout(x, h0, (torch.eye(6) - u @ t @ u.mH) * signs, None, "identity")[0]
+    inputs = x, h0, u, t, signs
+    leaves = [p for p in inputs if p.requires_grad]
+    ours, wanted = call(*inputs), formed(*inputs)
+    torch.testing.assert_close(ours, wanted)
+    z = torch.randn_like(ours)
+    for a, b in zip(torch.autograd.grad(ours, leaves, z), torch.autograd.grad(wanted, leaves, z), strict=True):
+        torch.testing.assert_close(a, b)
+    assert gradgradcheck(call, inputs)
+
+
 def test_reversible_recovers_two_thousand_steps():
     given = problem(64, 4, 2000)
     stored = run(given, "abs", output="last")

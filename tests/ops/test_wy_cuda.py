@@ -41,7 +41,8 @@ CALLS = {
     "matrix, signed": (lambda v, **options: signed(cwy_matrix, v, True, **options), {}),
     "truncated": (tcwy_matrix, {}),
     "truncated, signed": (lambda v, **options: signed(tcwy_matrix, v, False, **options), {}),
-    "factors": (lambda v, **options: wy_factors(v, **options).t, {}),
+    "factors": (lambda v, **options: torch.cat(wy_factors(v, **options), -2), {}),
+    "factor t": (lambda v, **options: wy_factors(v, **options).t, {}),
     "multiply": (lambda v, x, **options: cwy_multiply(v, x, **options), {"rows": True}),
     "multiply adjoint": (lambda v, x, **options: cwy_multiply(v, x, True, **options), {"rows": True}),
 }
@@ -98,7 +99,7 @@ def test_hard_vectors_and_odd_sizes(family, n, size, poisoned):
     if size <= n:
         assert orthogonal(agree("truncated", v), 20 * EPS * n)
         agree("truncated, signed", v)
-    for call in ("matrix, signed", "factors", "multiply", "multiply adjoint"):
+    for call in ("matrix, signed", "factors", "factor t", "multiply", "multiply adjoint"):
         agree(call, v)
 
 
@@ -240,7 +241,7 @@ def test_nan_spreads():
 @pytest.mark.skipif(nvrtc.why_not() is not None, reason="the compiler is not installed")
 def test_every_kernel_compiles_without_a_gpu(tmp_path, monkeypatch):
     monkeypatch.setenv("CWY_CACHE", str(tmp_path))
-    kinds = (fused.NARROW, fused.WIDE, fused.TRUNCATED, fused.ENDING)
+    kinds = (fused.NARROW, fused.WIDE, fused.TRUNCATED, fused.ENDING, fused.FACTORS)
     variants = [("blocks.cu", ()), ("halves.cu", ())]
     for many in (), (("MANY", 1),):
         variants += [("forward.cu", many), *(("backward.cu", (("KIND", kind), *many)) for kind in kinds)]

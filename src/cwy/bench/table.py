@@ -161,11 +161,8 @@ def blank(title: str, *headings: str) -> Table:
 
 
 def field(row: Row, kind: str) -> str:
-    """The field with a kind of time: a step on the manifold, which has no backward pass, stands with its forward one.
-
-    Not in Table 1: there a recurrence follows it, and rows without its backward pass are only a part of the step.
-    """
-    return kind.replace("both", "forward") if row.both is None and row.bench != "table1" else kind
+    """The field with a kind of time: a step on the manifold, which has no backward pass, stands with its forward one."""
+    return kind.replace("both", "forward") if row.both is None else kind
 
 
 def seconds(row: Row) -> float | None:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from .. import init, ops
 from ..manifolds import stiefel
+from ..ops.recurrence.functions import factors_are_cheaper
 from ..parametrizations import OrthogonalMap
 from ..registry import Method
 from ..testing import double
@@ -56,7 +57,7 @@ def entries(size: Size) -> list[Entry]:
 
 def _method(method: Method, size: Size, options: dict) -> Entry:
     n, _, batch, steps = size
-    how, use = ("by factors", _by_factors) if method.name == "cwy" else ("Q formed", _formed)
+    how, use = ("by factors, or Q formed where that is faster", _factored) if method.name == "cwy" else ("Q formed", _formed)
     if method.name != "cwy" and multiplies_unformed(method):
         how, use = "each step multiply(free, h)", _unformed
 
@@ -102,8 +103,15 @@ def _formed(chart: OrthogonalMap) -> Callable[..., Tensor]:
     return lambda *given: _states(chart(*given[:-1]), given[-1])
 
 
-def _by_factors(chart: OrthogonalMap) -> Callable[..., Tensor]:
-    return lambda v, x: _states(ops.wy_factors(v), x)
+def _factored(chart: OrthogonalMap) -> Callable[..., Tensor]:
+    """As OrthogonalRNN has it."""
+
+    def call(v: Tensor, x: Tensor) -> Tensor:
+        steps, batch, n = x.shape
+        cheaper = factors_are_cheaper(n, v.shape[-1], steps * batch, x.device.type, x.dtype, x.device.index)
+        return _states(ops.wy_factors(v) if cheaper else chart(v), x)
+
+    return call
 
 
 def _unformed(chart: OrthogonalMap) -> Callable[..., Tensor]:

@@ -15,7 +15,7 @@ from ..precision import below_autograd, define, in_full_precision
 from . import bptt
 from .bptt import Rollout
 from .nonlinearities import named
-from .transition import half, mapped_back, of, rows_like
+from .transition import Signed, half, mapped_back, of, rows_like
 
 
 def rollout(
@@ -72,8 +72,11 @@ def _forward_fake(x, h0, q, bias, weight, nonlinearity, sizes, memory, last, loo
 
 
 @in_full_precision
-def _backward(g, gn, x, h0, q, bias, weight, states, hn, signs, starts, *how):
-    dx, dh0, dq, dbias, dweight = bptt.backward(g, gn, x, h0, _plan(q, bias, weight, *how), states, hn, signs, starts)
+def _backward(g, gn, x, h0, q, bias, weight, states, hn, signs, starts, *how, signed=False):
+    """If ``signed``, the diagonal of a factored transition gets no gradient."""
+    plan = _plan(q, bias, weight, *how)
+    plan = plan._replace(transition=Signed(*q)) if signed else plan
+    dx, dh0, dq, dbias, dweight = bptt.backward(g, gn, x, h0, plan, states, hn, signs, starts)
     empty = h0.new_empty(0)
     return [dx, dh0, empty if dbias is None else dbias, empty if dweight is None else dweight, *dq]
 
@@ -113,7 +116,8 @@ class _Rollout(Function):
             dx, dh0, dq, dbias, dweight = _differentiable_backward(g, gn, x, h0, q, bias, weight, states, signs, ctx.how)
         else:
             given = [t for t in (g, gn, states, h0) if t is not None]
-            backward = _backward_op if _seen(given) else _backward
+            signed = len(q) > 1 and not ctx.needs_input_grad[-1]
+            backward = _backward_op if _seen(given) else functools.partial(_backward, signed=signed)
             dx, dh0, dbias, dweight, *dq = backward(g, gn, x, h0, q, bias, weight, states, hn, signs, starts, *ctx.how)
         return dx, dh0, None if bias is None else dbias, None if weight is None else dweight, None, *dq
 

@@ -104,13 +104,13 @@ def _unpack(bits: Tensor, shape: tuple[int, ...]) -> Tensor:
 def backward(
     g: Tensor | None, gn: Tensor | None, x: Tensor | None, h0: Tensor, rollout: Rollout, states: Tensor, hn: Tensor,
     signs: Tensor, starts: Tensor,
-) -> tuple[Tensor, Tensor, list[Tensor], Tensor | None, Tensor | None]:  # fmt: skip
+) -> tuple[Tensor, Tensor, list[Tensor | None], Tensor | None, Tensor | None]:  # fmt: skip
     """Gradients of x, h0, the transition's tensors, bias and weight; ``x`` may be None if every state was stored."""
     sizes, f, weight, memory, shape = rollout.sizes, rollout.f, rollout.weight, rollout.memory, h0.shape[1:]
     at, bit, first = total(sizes), signs.shape[0], starts.shape[0]
     dx = rows_like(h0 if x is None or weight is None else x, at)
     dweight = dbias = None
-    dq: list[Tensor] = []
+    dq: list[Tensor | None] = []
     # Of the step after a chunk: its states before it, and the gradient that reaches them.
     none = h = carry = h0[:0]
     for start, stop in reversed(rollout.chunks):
@@ -144,7 +144,7 @@ def backward(
         outside = None if g is None else g[at : at + size]
         transition, loops = rollout.transition, rollout.loops
         carry, along, found = loops.adjoint(outside, carry, gn, deltas, known, before, z, chunk, transition, f, rollout.bias)
-        dq = [whole.add_(more) for whole, more in zip(dq, found, strict=True)] if dq else list(found)
+        dq = [None if p is None else p.add_(more) for p, more in zip(dq, found, strict=True)] if dq else list(found)
         dbias = along if dbias is None else dbias.add_(along)
         if weight is not None:
             dx[at : at + size], more = mapped_back(deltas, part, weight)

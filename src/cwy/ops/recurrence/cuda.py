@@ -15,7 +15,7 @@ from . import autograd, loops, shapes
 from .nonlinearities import NONLINEARITIES, Nonlinearity
 from .product import product
 from .shapes import ADJOINT, FORWARD, RECOVER
-from .transition import Formed, Matrix
+from .transition import Formed, Matrix, Signed
 
 if TYPE_CHECKING:
     from .functions import Request
@@ -106,7 +106,7 @@ def run(
 def adjoint(
     g: Tensor | None, carry: Tensor, gn: Tensor | None, deltas: Tensor, states: Tensor, before: Tensor, z: Tensor | None,
     sizes: list[int], q: Matrix, f: Nonlinearity, bias: Tensor | None,
-) -> tuple[Tensor, Tensor | None, tuple[Tensor, ...]]:  # fmt: skip
+) -> tuple[Tensor, Tensor | None, tuple[Tensor | None, ...]]:  # fmt: skip
     """As :func:`loops.adjoint`."""
     tail = None if gn is None and not carry.shape[0] else loops.ending(carry, gn, sizes[0])
     end = deltas.new_empty(sizes[0], deltas.shape[1])
@@ -128,15 +128,20 @@ def recover(
     return z, end
 
 
-def _gradient(q: Matrix, deltas: Tensor, inner: Tensor, states: Tensor, before: Tensor, sizes: list[int]) -> tuple[Tensor, ...]:
+def _gradient(
+    q: Matrix, deltas: Tensor, inner: Tensor, states: Tensor, before: Tensor, sizes: list[int]
+) -> tuple[Tensor | None, ...]:
     r"""Of the transition's tensors; ``inner`` is $W^\top\delta$ of each row, for factors."""
     rest, heads = (states, before) if sizes[0] == sizes[-1] else (states[:0], loops.previous(states, before, sizes))
     if isinstance(q, Formed):
         return (product(deltas, rest, heads),)
-    dw, dy = product(deltas, rest @ q.y, heads @ q.y), product(inner, rest, heads).mT
+    minus = -q.y
+    dw = product(deltas, rest @ minus, heads @ minus)
+    dy = torch.neg(product(inner, rest, heads).mT, out=minus.new_empty(minus.shape))
+    if isinstance(q, Signed):
+        return dw, dy, None
     held = heads.shape[0]
-    dd = (deltas[:held] * heads).sum(0) + (deltas[held:] * rest[: deltas.shape[0] - held]).sum(0)
-    return -dw, -dy.contiguous(), dd
+    return dw, dy, (deltas[:held] * heads).sum(0) + (deltas[held:] * rest[: deltas.shape[0] - held]).sum(0)
 
 
 def _launch(

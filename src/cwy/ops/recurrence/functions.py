@@ -10,11 +10,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from .. import dispatch
-from ..precision import in_full_precision
-from ..skew import multiply
-from ..triangular import widen_if_cheap
 from ..wy import WY
-from . import autograd, cuda, cudnn, reference
+from . import autograd, cuda, cudnn, factors, reference
 from .nonlinearities import NONLINEARITIES
 
 MEMORY = ("store", "checkpoint", "reversible")
@@ -197,16 +194,11 @@ def _transition(transition: Tensor | WY, signs: Tensor | None, n: int, rows: int
     u, t = (factor.to(dtype) for factor in transition)
     if u.shape[:-1] != (n,):
         raise ValueError(f"rollout: the factors must be of {n} x L vectors for states of {n}, got u {tuple(u.shape)}.")
-    d = torch.ones(n, dtype=dtype, device=u.device) if signs is None else signs.to(dtype)
+    signs = None if signs is None else signs.to(dtype)
     if factors_are_cheaper(n, u.shape[-1], rows, u.device.type, dtype, u.device.index):
-        return [_product(u, t), u * d.conj().unsqueeze(-1), d]
-    # Every step repeats what Q is off by: it is rounded once, not three times.
-    wide = widen_if_cheap(u)
-    d = d.to(wide.dtype)
-    return [(torch.diag(d) - _product(_product(wide, t.to(wide.dtype)), (wide * d.conj().unsqueeze(-1)).mH)).to(dtype)]
-
-
-_product = in_full_precision(multiply)
+        d = torch.ones(n, dtype=dtype, device=u.device) if signs is None else signs
+        return [*factors.split(u, t, signs), d]
+    return [factors.formed(u, t, signs)]
 
 
 def check_choices(call: str, nonlinearity: str | Callable, output: str, memory: str) -> None:

@@ -70,7 +70,7 @@ def _run(x, h, states, z, sizes, q, f, bias):
 def adjoint(
     g: Tensor | None, carry: Tensor, gn: Tensor | None, deltas: Tensor, states: Tensor, before: Tensor, z: Tensor | None,
     sizes: list[int], q: Transition, f: Nonlinearity, bias: Tensor | None,
-) -> tuple[Tensor, Tensor | None, tuple[Tensor, ...]]:  # fmt: skip
+) -> tuple[Tensor, Tensor | None, tuple[Tensor | None, ...]]:  # fmt: skip
     """Writes the deltas of all steps; returns the gradients of the states ``before`` them, the bias and the transition.
 
     ``g`` is the gradient of the states from outside, ``carry`` what comes from the step after, ``gn`` the gradient of the
@@ -165,10 +165,10 @@ def recover(
     return recovered, h
 
 
-def _gradient(q: Transition, deltas: Tensor, states: Tensor, before: Tensor, sizes: list[int]) -> tuple[Tensor, ...]:
+def _gradient(q: Transition, deltas: Tensor, states: Tensor, before: Tensor, sizes: list[int]) -> tuple[Tensor | None, ...]:
     """The gradient of the transition's tensors from all steps of a chunk, whose first has the states ``before``."""
     parts = [q.grad(ours, previous) for ours, previous in _steps_before(deltas, states, before, sizes)]
-    return tuple(functools.reduce(torch.add, part) for part in zip(*parts, strict=True))
+    return tuple(None if part[0] is None else functools.reduce(torch.add, part) for part in zip(*parts, strict=True))
 
 
 def _steps_before(deltas: Tensor, states: Tensor, before: Tensor, sizes: list[int]) -> Iterator[tuple[Tensor, Tensor]]:

@@ -63,9 +63,17 @@ class Factored(NamedTuple):
         out.addmm_(c, self.y.mT, alpha=-1)
 
     def grad(self, deltas: Tensor, before: Tensor) -> tuple[Tensor, ...]:
-        dw = -summed(deltas, before @ self.y.conj())
-        dy = -summed(before, deltas @ self.w.conj())
-        return dw, dy, (deltas * before.conj()).sum(0)
+        return *self._grad(deltas, before), (deltas * before.conj()).sum(0)
+
+    def _grad(self, deltas: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
+        return -summed(deltas, before @ self.y.conj()), -summed(before, deltas @ self.w.conj())
+
+
+class Signed(Factored):
+    """The same with a diagonal that is not learnt, and gets no gradient."""
+
+    def grad(self, deltas: Tensor, before: Tensor) -> tuple[Tensor | None, ...]:
+        return *self._grad(deltas, before), None
 
 
 class Convolved(NamedTuple):

@@ -94,7 +94,12 @@ class _Factors(Function):
         ctx.set_materialize_grads(False)
         return u, t
 
-    backward = autograd._Factors.backward
+    @staticmethod
+    def backward(ctx, gu, gt):
+        v, u, t, reciprocal = ctx.saved_tensors
+        if not _thin(u) or _beyond(gt) or (gu is not None and why_not(gu) is not None):
+            return autograd._factors_backward(v, u, t, reciprocal, gu, gt)
+        return fused.backward(fused.FACTORS, u, t, reciprocal, given=(None, gu, gt))
 
 
 class _Wide(Function):

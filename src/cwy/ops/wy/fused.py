@@ -19,7 +19,7 @@ from .. import nvrtc
 KERNELS = Path(__file__).parent / "kernels"
 THREADS, SHARED = 256, 40960  # as in sums.cuh and solve.cuh
 ONE, MANY = (32, 8), (64, 32)  # the sides of tiles, and the columns summed at once, as in sums.cuh
-NARROW, WIDE, TRUNCATED, ENDING = range(4)  # as in backward.cu
+NARROW, WIDE, TRUNCATED, ENDING, FACTORS = range(5)  # as in backward.cu
 WIDE_CLUSTER, NEAR = 16, 128  # of matrices of no more rows and columns, a cluster is faster than more blocks
 LONG = 512  # columns longer than this are cut into parts
 
@@ -136,17 +136,18 @@ def forward(v: Tensor, wanted: str, keep: bool = True, signs: Tensor | None = No
 
 def backward(
     kind: int, u: Tensor, factor: Tensor, reciprocal: Tensor, z: Tensor | None = None, q: Tensor | None = None,
-    given: tuple[Tensor, ...] = (), signs: Tensor | None = None,
+    given: tuple[Tensor | None, ...] = (None, None, None), signs: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """The gradient of the vectors.
 
     Args:
-        kind: NARROW (L < N) or WIDE (L >= N) for a matrix, TRUNCATED, or ENDING, where W, A and B are ``given``.
+        kind: NARROW (L < N) or WIDE (L >= N) for a matrix, TRUNCATED, ENDING, where W, A and B are ``given``, or FACTORS.
         u, factor, reciprocal: what :func:`forward` returned, y as the factor if WIDE and else t.
         z: the gradient of the result.
         q: the matrix, if WIDE.
-        given: three of ``(*, N, L)``, if ENDING, of the gradient times the signs.
-        signs: as in :func:`forward`, if not ENDING.
+        given: if ENDING, three of ``(*, N, L)``, of the gradient times the signs; if FACTORS, None and the gradients of u, or
+            None, and t.
+        signs: as in :func:`forward`, if neither.
 
     Returns:
         ``(*, N, L)``.
@@ -155,12 +156,18 @@ def backward(
     count = math.prod(batch)
     cut = plan("backward.cu", "backward", count, n, size, u.get_device(), kind=kind)
     long, square = n * size, size * size
-    floats = {NARROW: square + 4 * long, WIDE: square + long + n * n, TRUNCATED: 5 * square, ENDING: square}[kind]
+    floats = {
+        NARROW: square + 4 * long,
+        WIDE: square + long + n * n,
+        TRUNCATED: 5 * square,
+        ENDING: square,
+        FACTORS: 2 * square,
+    }[kind]
     dv, work = torch.empty_like(u), _workspace(u, cut, cut.parts, count * floats)
     parts = work.data_ptr()
     flags = parts + 8 * cut.parts
-    z = None if z is None else z.contiguous()
-    w, a, b = (x.data_ptr() for x in given) if given else (None, None, None)
+    z, *rest = (None if x is None else x.contiguous() for x in (z, *given))
+    w, a, b = (_address(x) for x in rest)
     pointers = (
         _address(z),
         u.data_ptr(),

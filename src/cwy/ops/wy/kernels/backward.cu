@@ -1,13 +1,14 @@
 // The gradient of the vectors in one launch, with the letters of README.md; Z is the gradient of the result.
 #include "grid.cuh"
 
-enum { NARROW, WIDE, TRUNCATED, ENDING };  // what KIND can be: L < N; L >= N; the first columns; L < N from given W, A and B
+// What KIND can be: L < N; L >= N; the first columns; L < N from given W, A and B; the factors.
+enum { NARROW, WIDE, TRUNCATED, ENDING, FACTORS };
 
 struct Backward {
   const float *z, *u, *factor, *reciprocal;  // the factor is y if WIDE, and else t
   const float* signs;  // of the columns of the result; null for none
   const float* q;      // WIDE
-  float *w, *a, *b;    // ENDING
+  float *w, *a, *b;    // ENDING; of FACTORS a and b are the gradients of U, null for none, and of T
   float* dv;
   float* work;
   double* parts;  // of sums over rows
@@ -24,7 +25,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) backward(const B
   const float *const u = of.u + first * nl, *const t = of.factor + first * ll, *const reciprocal = of.reciprocal + (long)first * l;
   const float* const z = of.z + first * (KIND == TRUNCATED ? nl : nn);
   float* const dv = of.dv + first * nl;
-  float* const work = of.work + first * (KIND == NARROW ? ll + 4 * nl : KIND == WIDE ? ll + nl + nn : KIND == TRUNCATED ? 5 * ll : ll);
+  float* const work = of.work + first * (KIND == NARROW ? ll + 4 * nl : KIND == WIDE ? ll + nl + nn : KIND == TRUNCATED ? 5 * ll : KIND == FACTORS ? 2 * ll : ll);
   double* const columns = of.parts + first * max((long)chunks * l, splits > 1 ? splits * ll : 0);
   float* const parts = reinterpret_cast<float*>(columns);
 
@@ -129,6 +130,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) backward(const B
             dv[at] = value - 2 * x[at];
           };
         });
+  } else if constexpr (KIND == FACTORS) {
+    const float *const du = of.a ? of.a + first * nl : nullptr, *const dt = of.b + first * ll;
+    float* const e = work;
+    float* const d = e + batch * ll;
+    product<false, false>(
+        grid, batch, l, l, [=](int, int i, int) { return make_int2(0, min(i + TILE, l)); }, transposed(t, l, l), matrix(dt, l, l), into(e, l, l));
+    grid.meet();
+    product<true, true>(
+        grid, batch, l, l, [=](int, int i, int j) { return make_int2(j, i < j + TILE ? l : 0); }, matrix(e, l, l), transposed(t, l, l),
+        into_square(d, true));
+    grid.meet();
+    product<true, false>(grid, batch, n, l, all(l), matrix(u, n, l), both(d), [=](int b) {
+      return [=](int i, int j, float x) {
+        const long at = b * nl + i * l + j;
+        dv[at] = du ? du[at] - x : -x;
+      };
+    });
   } else {
     float* const c = work;
     float* const y = c + batch * ll;
