@@ -25,6 +25,9 @@ LARGE = [
     (600, 700),
     (1024, 1024),
     (1500, 1100),
+    (1536, 1536),
+    (2048, 1024),
+    (1024, 2048),
     (2048, 2048),
     (4096, 128),
 ]
@@ -230,8 +233,27 @@ def test_a_batch_takes_gradients_of_any_size(make, size, power):
 
 
 @gpu
+@pytest.mark.parametrize(("n", "size"), [(1536, 1536), (2048, 1024)])
+def test_large_ones_take_gradients_of_any_size_and_from_anywhere(n, size):
+    v = torch.randn(n, size, device="cuda", requires_grad=True)
+    q, z = cwy_matrix(v, backend="cuda"), torch.randn(n, n, device="cuda")
+    slope = lambda z: torch.autograd.grad(q, v, z, retain_graph=True)[0]
+    wanted = slope(z)
+    for power in (-100, 100):
+        assert (slope(z * 2.0**power).double() / 2.0**power - wanted).abs().max() <= 1e-6 * wanted.abs().max()
+    apart = torch.empty(n * n + 1, device="cuda")[1:].view(n, n).copy_(z)  # no multiple of 16 bytes
+    assert torch.equal(slope(apart), wanted)
+    spike = torch.zeros_like(z)
+    spike[3, 5] = 1
+    plain, truth = v.detach().clone().requires_grad_(), v.detach().double().requires_grad_()
+    plain, truth = (torch.autograd.grad(cwy_matrix(x, backend="analytic")[3, 5], x)[0] for x in (plain, truth))
+    error = (slope(spike).double() - truth).abs().max()
+    assert error <= max(4 * (plain.double() - truth).abs().max(), EPS * (16 + 2 * n**0.5) * truth.abs().max())
+
+
+@gpu
 def test_nan_spreads():
-    for n, size in ((40, 40), (600, 20), (600, 600)):
+    for n, size in ((40, 40), (600, 20), (600, 600), (1536, 1536)):
         v = torch.randn(n, size, device="cuda")
         v[1, 2] = torch.nan
         assert cwy_matrix(v, backend="cuda").isnan().any()

@@ -17,21 +17,19 @@ DOUBLE = (8, 0), (9, 0), (10, 0)  # capabilities with float64 at half the speed 
 
 def factors(v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """u, t and the reciprocal norms."""
-    u, reciprocal = normalise(v)
-    return u, inverse(gram(u)), reciprocal
+    u, reciprocal, wide = normalise(v, doubles(v.get_device()))
+    return u, inverse(gram(u if wide is None else wide)), reciprocal
 
 
 def gram(u: Tensor) -> Tensor:
-    """U^T U on and above the diagonal, added up in float64, where that is fast: nearly parallel vectors need it."""
-    if not doubles(u.get_device()):
-        return u.mT @ u
-    wide, size = u.double(), u.shape[-1]
-    if size <= STRIP:
-        return (wide.mT @ wide).to(u.dtype)
-    out = u.new_empty((*u.shape[:-2], size, size))
+    """U^T U on and above the diagonal, in float32, added up in float64 if u is that: nearly parallel vectors need it."""
+    size = u.shape[-1]
+    if u.dtype == torch.float32 or size <= STRIP:
+        return (u.mT @ u).float()
+    out = u.new_empty((*u.shape[:-2], size, size), dtype=torch.float32)
     for at in range(0, size, STRIP):
         rows = slice(at, at + STRIP)
-        out[..., rows, at:] = wide[..., rows].mT @ wide[..., at:]
+        out[..., rows, at:] = u[..., rows].mT @ u[..., at:]
     return out
 
 
@@ -72,29 +70,30 @@ def eye_minus(a: Tensor, b: Tensor, diagonal: Tensor | int = 1) -> Tensor:
     return out
 
 
-def matrix(v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """u, t, the reciprocal norms, and Q."""
-    u, t, reciprocal = factors(v)
-    return u, t, reciprocal, eye_minus(u @ t, u.mT)
+def matrix(u: Tensor, t: Tensor, signs: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Q, its columns times signs, and Y = U T^T, its rows times them."""
+    y = signed_(u @ t.mT, signs)
+    return eye_minus(u, y.mT, 1 if signs is None else signs), y
 
 
-def wide_gradient(u: Tensor, t: Tensor, reciprocal: Tensor, q: Tensor, z: Tensor, signs: Tensor | None = None) -> Tensor:
-    """The gradient of v from that of Q times signs, for L >= N; x and k are twice the README's."""
-    omega = signed_(q.mT @ z, signs)
-    x = (omega - omega.mT) @ (y := u @ t.mT)
-    return project_(plus_(x, u, (y.mT @ x).tril_(-1), -1), u, reciprocal)
+def signed_(x: Tensor, signs: Tensor | None) -> Tensor:
+    """x, its rows times signs, in its place."""
+    return x if signs is None else x.mul_(signs.unsqueeze(-1))
 
 
-def signed_(omega: Tensor, signs: Tensor | None) -> Tensor:
-    """Of Q times signs, and the gradient of that, to those of Q."""
-    return omega if signs is None else omega.mul_(signs.unsqueeze(-1)).mul_(signs.unsqueeze(-2))
+def wide_gradient(u: Tensor, y: Tensor, reciprocal: Tensor, q: Tensor, z: Tensor, signs: Tensor | None) -> Tensor:
+    """The gradient of v from that of Q, for L >= N, with what :func:`matrix` returned; x and k are twice the README's."""
+    omega = q.mT @ z
+    x = (omega - omega.mT) @ y
+    k = (y.mT @ x).tril_(-1)
+    return project_(plus_(signed_(x, signs), u, k, -1), u, reciprocal)
 
 
-def narrow_gradient(u: Tensor, t: Tensor, reciprocal: Tensor, z: Tensor) -> Tensor:
-    """The gradient of v from that of Q, for L < N."""
-    w, a = u @ t, z @ (u @ t.mT)
+def narrow_gradient(u: Tensor, t: Tensor, reciprocal: Tensor, y: Tensor, z: Tensor, signs: Tensor | None) -> Tensor:
+    """The same for L < N."""
+    w, a = u @ t, z @ y
     d = (w.mT @ a).triu_(1)
-    return project_(plus_(plus_(a, z.mT, w, -1, -1), u, d + d.mT), u, reciprocal)
+    return factors_gradient(u, reciprocal, a.add_(signed_(z.mT @ w, signs)).neg_(), d)
 
 
 def truncated_gradient(u: Tensor, t: Tensor, reciprocal: Tensor, z: Tensor) -> Tensor:

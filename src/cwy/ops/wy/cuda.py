@@ -17,7 +17,7 @@ from .. import nvrtc
 from ..dispatch import why_only_aten
 from ..precision import in_full_precision
 from . import autograd, blocked, fused, halves
-from .blocked import eye_minus, plus_
+from .blocked import eye_minus, plus_, signed_
 
 SMALL, THIN = 512, 256  # the most of N and L, and of L alone, for one launch
 WORK = 2**26  # products in float64 that a GPU without fast ones does in the time of some launches
@@ -103,11 +103,11 @@ class _Factors(Function):
 
 
 class _Wide(Function):
-    """Small matrices with L >= N, whose gradient takes no T."""
+    """Matrices with L >= N, whose gradient takes no T."""
 
     @staticmethod
     def forward(ctx, v, signs):
-        u, y, reciprocal, q = fused.forward(v, "matrix", signs=signs)
+        u, y, reciprocal, q = fused.forward(v, "matrix", signs=signs) if _small(v) else _large_wide(v, signs)
         ctx.save_for_backward(v, u, y, reciprocal, q, signs)
         return q
 
@@ -117,51 +117,56 @@ class _Wide(Function):
         if _beyond(z):
             u, t = _Factors.apply(v)
             return autograd._matrix_backward(v, u, t, reciprocal, _signed(q, signs), _signed(z, signs), None, None), None
-        return fused.backward(fused.WIDE, u, y, reciprocal, z, q, signs=signs), None
+        if _small(u):
+            return fused.backward(fused.WIDE, u, y, reciprocal, z, q, signs=signs), None
+        return _large_wide_gradient(u, y, reciprocal, q, z, signs), None
 
 
 class _Matrix(Function):
     @staticmethod
     def forward(ctx, v, signs):
         u, t, reciprocal, q, y = (*fused.forward(v, "matrix", signs=signs), None) if _small(v) else _large_matrix(v, signs)
-        ctx.save_for_backward(v, u, t, reciprocal, q if v.shape[-1] >= v.shape[-2] else None, y, signs)
+        ctx.save_for_backward(v, u, t, reciprocal, y, signs)
         ctx.set_materialize_grads(False)
         return q, u, t
 
     @staticmethod
     def backward(ctx, z, gu, gt):
-        v, u, t, reciprocal, q, y, signs = ctx.saved_tensors
+        v, u, t, reciprocal, y, signs = ctx.saved_tensors
         if _beyond(z, gu, gt):
-            return autograd._matrix_backward(v, u, t, reciprocal, _signed(q, signs), _signed(z, signs), gu, gt), None
+            return autograd._matrix_backward(v, u, t, reciprocal, None, _signed(z, signs), gu, gt), None
         if _small(u):
             return fused.backward(fused.NARROW, u, t, reciprocal, z, signs=signs), None
-        return _large_gradient(z, u, t, reciprocal, q, y, signs), None
+        return _large_gradient(u, t, reciprocal, y, z, signs), None
 
 
 @in_full_precision
-def _large_matrix(v: Tensor, signs: Tensor | None) -> tuple[Tensor | None, ...]:
-    """u, t, the reciprocal norms, Q times signs, and if thin Y times them."""
+def _large_matrix(v: Tensor, signs: Tensor | None) -> tuple[Tensor, ...]:
+    """u, t, the reciprocal norms, and Q and Y times signs: the columns of one, the rows of the other."""
     if not _thin(v):
-        u, t, reciprocal, q = (halves if halves.serves(v) else blocked).matrix(v)
-        return u, t, reciprocal, q if signs is None else q.mul_(signs.unsqueeze(-2)), None
+        u, t, reciprocal = blocked.factors(v)
+        return u, t, reciprocal, *(halves if halves.serves(v) else blocked).matrix(u, t, signs)
     u, t, reciprocal, y = fused.forward(v, "y")
-    diagonal = 1 if signs is None else signs
-    if signs is not None:
-        y = y.mul_(signs.unsqueeze(-1))
+    y, diagonal = signed_(y, signs), 1 if signs is None else signs
     return u, t, reciprocal, halves.eye_minus(u, y, diagonal) if halves.serves_thin(u) else eye_minus(u, y.mT, diagonal), y
 
 
+def _large_wide(v: Tensor, signs: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    u, _, reciprocal, q, y = _large_matrix(v, signs)
+    return u, y, reciprocal, q
+
+
 @in_full_precision
-def _large_gradient(
-    z: Tensor, u: Tensor, t: Tensor, reciprocal: Tensor, q: Tensor | None, y: Tensor | None, signs: Tensor | None
-) -> Tensor:
-    if q is not None:
-        return (halves if halves.serves(u) else blocked).wide_gradient(u, t, reciprocal, q, z, signs)
-    if y is None:
-        return blocked.narrow_gradient(u, t, reciprocal, _signed(z, signs))
+def _large_wide_gradient(u: Tensor, y: Tensor, reciprocal: Tensor, q: Tensor, z: Tensor, signs: Tensor | None) -> Tensor:
+    return (halves if halves.serves(u) else blocked).wide_gradient(u, y, reciprocal, q, z, signs)
+
+
+@in_full_precision
+def _large_gradient(u: Tensor, t: Tensor, reciprocal: Tensor, y: Tensor, z: Tensor, signs: Tensor | None) -> Tensor:
+    if not _thin(u):
+        return (halves if halves.serves(u) else blocked).narrow_gradient(u, t, reciprocal, y, z, signs)
     w = u @ t
-    b = z.mT @ w
-    return fused.backward(fused.ENDING, u, t, reciprocal, given=(w, z @ y, b if signs is None else b.mul_(signs.unsqueeze(-1))))
+    return fused.backward(fused.ENDING, u, t, reciprocal, given=(w, z @ y, signed_(z.mT @ w, signs)))
 
 
 class _Truncated(Function):
@@ -246,7 +251,7 @@ def cwy_matrix(v: Tensor, signs: Tensor | None = None) -> Tensor:
     flat, signs = _flat(v), _rows(signs)
     if _small(flat) and not (flat.requires_grad and torch.is_grad_enabled()):
         (q,) = fused.forward(flat, "matrix", keep=False, signs=signs)
-    elif _small(flat) and flat.shape[-1] >= flat.shape[-2]:
+    elif flat.shape[-1] >= flat.shape[-2]:
         q = _Wide.apply(flat, signs)
     else:
         q = _Matrix.apply(flat, signs)[0]

@@ -92,7 +92,7 @@ def cwy_matrix(v: Tensor, *, signs: Tensor | None = None, backend: str = "auto")
 
     Args:
         v: ``(*, N, L)``, the reflection vectors as columns. A zero column stands for no reflection.
-        signs: ``(*, N)``, with which the columns of Q are multiplied, if given; phases, if complex.
+        signs: ``(*, N)``, ±1, with which the columns of Q are multiplied, if given; complex ones are of modulus 1.
         backend: "auto", or one of those that ``cwy info`` lists.
 
     Returns:

@@ -21,6 +21,7 @@ THREADS, SHARED = 256, 40960  # as in sums.cuh and solve.cuh
 ONE, MANY = (32, 8), (64, 32)  # the sides of tiles, and the columns summed at once, as in sums.cuh
 NARROW, WIDE, TRUNCATED, ENDING, FACTORS = range(5)  # as in backward.cu
 WIDE_CLUSTER, NEAR = 16, 128  # of matrices of no more rows and columns, a cluster is faster than more blocks
+FULL, WIDE_COLUMNS = 1024, 16  # threads, and columns, of a block that takes nothing but columns, as in blocks.cu
 LONG = 512  # columns longer than this are cut into parts
 
 # Blocks that meet wait for a number that nobody wrote before, so memory need not be cleared. A call uses up to 64.
@@ -198,13 +199,14 @@ def invert_blocks(gram: Tensor, width: int) -> Tensor:
     return t
 
 
-def normalise(v: Tensor) -> tuple[Tensor, Tensor]:
-    """As :func:`composite.normalise`, for matrices of many columns."""
+def normalise(v: Tensor, widen: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+    """As :func:`composite.normalise`, for matrices of many columns; and u in float64, if that is wanted."""
     v, (*batch, n, size) = v.contiguous(), v.shape
     u, reciprocal = torch.empty_like(v), v.new_empty((*batch, 1, size))
+    wide = torch.empty_like(v, dtype=torch.float64) if widen else None
     count = math.prod(batch)
-    _over_columns("normalise", count, size, v.get_device())(v, u, reciprocal, count, n, size)
-    return u, reciprocal
+    _over_columns("normalise", count, size, v.get_device())(v, u, wide, reciprocal, count, n, size)
+    return u, reciprocal, wide
 
 
 def project_(du: Tensor, u: Tensor, reciprocal: Tensor, norm: Tensor | None = None) -> Tensor:
@@ -218,7 +220,7 @@ def project_(du: Tensor, u: Tensor, reciprocal: Tensor, norm: Tensor | None = No
 @functools.lru_cache(maxsize=1024)
 def _over_columns(name: str, count: int, size: int, device: int) -> Callable[..., None]:
     with torch.cuda.device(device):
-        return nvrtc.kernel(KERNELS / "blocks.cu", name, {}, SHARED).prepare((count * -(-size // 8), 1), THREADS)
+        return nvrtc.kernel(KERNELS / "blocks.cu", name, {}, SHARED).prepare((count * -(-size // WIDE_COLUMNS), 1), FULL)
 
 
 def _workspace(like: Tensor, cut: Plan, numbers: int, floats: int = 0) -> Tensor:

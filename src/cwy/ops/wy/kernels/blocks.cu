@@ -1,27 +1,33 @@
 // For many vectors: columns normalised, and the inverses of blocks along the diagonal of S. The rest is products.
 #include "solve.cuh"
 
-// u = v with unit columns, for `batch` matrices n x l, and what each was divided by.
-extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) normalise(const float* v, float* u, float* reciprocal, int batch, int n, int l) {
+constexpr int FULL = 1024, WIDE = 16;  // threads, and columns, of a block that takes nothing but columns
+
+// u = v with unit columns, for `batch` matrices n x l, a copy of it in float64 unless that is null, and what each was divided by.
+extern "C" __global__ void __launch_bounds__(FULL) normalise(const float* v, float* u, double* wide, float* reciprocal, int batch, int n, int l) {
   Grid grid(nullptr, 0);
   const long nl = (long)n * l;
-  over_columns(
+  over_columns<WIDE, FULL>(
       grid, batch, n, l, 1, nullptr, [=](int b, int i, int j) { const double x = v[b * nl + (long)i * l + j]; return x * x; },
       [=](int b, int j, double square) {
         const double r = square == 0 ? 0 : 1 / sqrt(square);
         reciprocal[(long)b * l + j] = (float)min(r, 3.4028234e38);
         return r;
       },
-      [=](int b, int i, int j, double r) { u[b * nl + (long)i * l + j] = (float)(v[b * nl + (long)i * l + j] * r); });
+      [=](int b, int i, int j, double r) {
+        const long at = b * nl + (long)i * l + j;
+        u[at] = (float)(v[at] * r);
+        if (wide) wide[at] = u[at];
+      });
 }
 
 // dv = (du - u diag(u^T du)) / |v|, in place; du came divided by the power of two that the norm, if any, is just below.
-extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
+extern "C" __global__ void __launch_bounds__(FULL)
 project(const float* u, const float* reciprocal, float* dv, const double* norm, int batch, int n, int l) {
   const int power = norm && *norm > 0 && *norm < 1e300 ? ilogb(*norm) + 1 : 0;
   Grid grid(nullptr, 0);
   const long nl = (long)n * l;
-  over_columns(
+  over_columns<WIDE, FULL>(
       grid, batch, n, l, 1, nullptr, [=](int b, int i, int j) { const long at = b * nl + (long)i * l + j; return (double)u[at] * dv[at]; },
       [=](int b, int j, double along) { return along; },
       [=](int b, int i, int j, double along) {

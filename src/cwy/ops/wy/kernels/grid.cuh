@@ -5,7 +5,6 @@ typedef unsigned long long Token;
 #include "sums.cuh"
 
 constexpr int RESIDENT = 2, FEW = 128;  // blocks that a processor is to hold, and that watch each other
-constexpr int ROWS = THREADS / COLUMNS;
 
 __device__ __forceinline__ void set(Token* to, Token token) {
   asm volatile("fence.acq_rel.gpu; st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(token) : "memory");
@@ -87,9 +86,10 @@ template <class T> struct View {
 __device__ __forceinline__ int share(int group, int groups, int batch) { return (int)((long)group * batch / groups); }
 
 // finish(b, i, j, make(b, j, sum over i of term(b, i, j))) for every entry of `count` matrices. With more than one chunk of rows the
-// blocks meet once, and `parts` holds count x chunks x columns.
-template <class Term, class Make, class Finish>
+// blocks meet once, and `parts` holds count x chunks x columns. A block has so many threads, and columns at once.
+template <int COLUMNS = ::COLUMNS, int THREADS = ::THREADS, class Term, class Make, class Finish>
 __device__ void over_columns(Grid& grid, int count, int rows, int columns, int chunks, double* parts, Term term, Make make, Finish finish) {
+  constexpr int ROWS = THREADS / COLUMNS;
   const int across = (columns + COLUMNS - 1) / COLUMNS, total = count * chunks * across, each = (rows + chunks - 1) / chunks;
   const int row = threadIdx.x / COLUMNS, column = threadIdx.x % COLUMNS;
   double* const sums = reinterpret_cast<double*>(memory);

@@ -1,39 +1,43 @@
 // Float32 as a sum of two fp16 numbers, hi + lo, for tensor cores: copies of either, side by side or below each other.
+#include "fp16.cuh"
 
-enum { PLAIN, SKEW, LOWER };  // x; x - x^T; what is below its diagonal
-constexpr int TILE = 32, STEP = 8;
-
-__device__ __forceinline__ unsigned short half(float x) {
-  unsigned short y;
-  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(x));
-  return y;
-}
-__device__ __forceinline__ float whole(unsigned short x) {
-  float y;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
-  return y;
-}
-// The power of two that a norm is just below.
-__device__ __forceinline__ int exponent(const double* norm) { return norm && *norm > 0 && *norm < 1e300 ? ilogb(*norm) + 1 : 0; }
+enum { PLAIN, SKEW, LOWER, BOTH };  // x; x - x^T; what is below its diagonal; what is above it, and its transpose
+constexpr int TILE = 64, ROWS = 16;  // rows and columns of a block, and rows at once: a thread has four neighbours
 
 // Copy c of x, times 2^power, or if there is a norm times the power of two that brings it below 1 too, is hi if bit c of `order` is set.
-extern "C" __global__ void __launch_bounds__(TILE * STEP)
-halves(const float* x, unsigned short* out, const double* norm, int rows, int columns, int kind, int copies, int order, int below, int power) {
+// Columns are a multiple of four, and x begins at a multiple of 16 bytes.
+extern "C" __global__ void __launch_bounds__(TILE / 4 * ROWS)
+halves(const float* x, uint2* out, const double* norm, int rows, int columns, int kind, int copies, int order, int below, int power) {
   __shared__ float mirror[TILE][TILE + 1];
-  const int i0 = blockIdx.y * TILE, j0 = blockIdx.x * TILE, j = threadIdx.x % TILE;
-  if (kind == SKEW) {
-    for (int i = threadIdx.x / TILE; i < TILE; i += STEP)
-      if (j0 + i < rows && i0 + j < columns) mirror[i][j] = x[(long)(j0 + i) * columns + i0 + j];
+  const int i0 = blockIdx.y * TILE, j0 = blockIdx.x * TILE, j = threadIdx.x % (TILE / 4) * 4, column = j0 + j;
+  auto load = [=](int i, int j) { return *reinterpret_cast<const float4*>(x + (long)i * columns + j); };
+  if (kind == SKEW || kind == BOTH) {
+    for (int i = threadIdx.x / (TILE / 4); i < TILE; i += ROWS)
+      if (j0 + i < rows && i0 + j < columns) {
+        const float4 value = load(j0 + i, i0 + j);
+        mirror[i][j] = value.x, mirror[i][j + 1] = value.y, mirror[i][j + 2] = value.z, mirror[i][j + 3] = value.w;
+      }
     __syncthreads();
   }
-  for (int i = threadIdx.x / TILE; i < TILE; i += STEP) {
-    const int row = i0 + i, column = j0 + j;
+  if (norm && *norm > 0 && *norm < 1e300) power -= ilogb(*norm) + 1;
+  #pragma unroll
+  for (int i = threadIdx.x / (TILE / 4); i < TILE; i += ROWS) {
+    const int row = i0 + i;
     if (row >= rows || column >= columns) continue;
-    float value = kind == LOWER && row <= column ? 0.f : x[(long)row * columns + column];
-    if (kind == SKEW) value -= mirror[j][i];
-    value = scalbnf(value, power - exponent(norm));
-    const unsigned short hi = half(value), lo = half(value - whole(hi));
+    const float4 value = load(row, column);
+    float v[4] = {value.x, value.y, value.z, value.w};
+    #pragma unroll
+    for (int e = 0; e < 4; e++) {
+      if (kind == LOWER && row <= column + e) v[e] = 0;
+      if (kind == SKEW) v[e] -= mirror[j + e][i];
+      if (kind == BOTH && row >= column + e) v[e] = row > column + e ? mirror[j + e][i] : 0;
+      v[e] = scalbnf(v[e], power);
+    }
+    uint2 hi, lo;
+    hi.x = pack(v[0], v[1]), hi.y = pack(v[2], v[3]);
+    const float2 one = unpack(hi.x), two = unpack(hi.y);
+    lo.x = pack(v[0] - one.x, v[1] - one.y), lo.y = pack(v[2] - two.x, v[3] - two.y);
     for (int c = 0; c < copies; c++)
-      out[(below ? (long)c * rows + row : (long)row * copies + c) * columns + column] = order >> c & 1 ? hi : lo;
+      out[((below ? (long)c * rows + row : (long)row * copies + c) * columns + column) / 4] = order >> c & 1 ? hi : lo;
   }
 }
