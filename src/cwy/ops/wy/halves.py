@@ -24,7 +24,7 @@ PLAIN, SKEW, LOWER, BOTH = range(4)  # as in halves.cu
 LEFT, RIGHT, EITHER = (3, 0b110), (3, 0b101), (4, 0b1101)  # copies, and which are hi: of EITHER, the last three are LEFT
 UNIT = 15  # the power of two with which a number of at most 1 fits; others have room for at most 2, 4 or 8
 LONGEST = 512  # terms that are added up at once, or a twelfth of all: of more, too many digits are lost
-LEAST, LEAST_THIN = 2**21, 4096  # entries of v from which this is faster, and rows, if columns are few
+LEAST, LEAST_THIN = 2**22, 4096  # entries of v from which this is faster, and rows, if columns are few
 
 
 def halves(x: Tensor, power: int, role: tuple[int, int], below: bool, kind: int = PLAIN, norm: Tensor | None = None) -> Tensor:
