@@ -181,6 +181,23 @@ def test_factors_with_signs_and_their_derivatives(dtype, reflections, learnt):
     for a, b in zip(torch.autograd.grad(ours, leaves, z), torch.autograd.grad(wanted, leaves, z), strict=True):
         torch.testing.assert_close(a, b)
     assert gradgradcheck(call, inputs)
+    assert gradcheck(call, (x, h0, u, t, signs.detach().requires_grad_()), check_forward_ad=True, check_backward_ad=False)
+
+
+@pytest.mark.parametrize("reflections", [2, 6])
+def test_a_compiler_takes_a_transition_of_any_layout(reflections):
+    u, t, x = (torch.randn(*shape, requires_grad=True) for shape in ((6, reflections), [reflections] * 2, (5, 3, 6)))
+    weight = torch.randn(6, 6)
+
+    def call(x, u, t, weight):
+        turned = WY(*(part.mT.contiguous().mT for part in (u, t)))
+        by_factors, _ = rollout(x, x[0], turned, None, "tanh", weight=weight.mT)
+        formed, _ = rollout(x, x[0], (torch.eye(6) - u @ t @ u.mT).mT, None, "tanh")
+        return by_factors + formed
+
+    slopes = [torch.autograd.grad(form(x, u, t, weight).sum(), (x, u, t)) for form in (call, torch.compile(call))]
+    for a, b in zip(*slopes, strict=True):
+        torch.testing.assert_close(a, b)
 
 
 def test_reversible_recovers_two_thousand_steps():

@@ -84,8 +84,8 @@ def _backward(g, gn, x, h0, q, bias, weight, states, hn, signs, starts, *how, si
 def _backward_fake(g, gn, x, h0, q, bias, weight, states, hn, signs, starts, nonlinearity, sizes, memory, last, loops):
     empty = h0.new_empty(0)
     dx = rows_like(h0 if weight is None else x, sum(sizes))
-    rest = [empty if p is None else torch.empty_like(p) for p in (bias, weight)]
-    return [dx, torch.empty_like(h0), *rest, *(torch.empty_like(p) for p in q)]
+    like = lambda p: torch.empty_like(p) if p.dim() == 4 else p.new_empty(p.shape)  # products are laid out row by row
+    return [dx, torch.empty_like(h0), *(empty if p is None else like(p) for p in (bias, weight)), *map(like, q)]
 
 
 class _Rollout(Function):

@@ -35,7 +35,8 @@ _product = in_full_precision(multiply)
 
 
 def _by_hand(u: Tensor, t: Tensor, signs: Tensor | None) -> bool:
-    return why_only_aten(u, t) is None and (signs is None or not signs.requires_grad)
+    given = (u, t) if signs is None else (u, t, signs)
+    return why_only_aten(*given) is None and (signs is None or not signs.requires_grad)
 
 
 def _scaled(u: Tensor, signs: Tensor | None) -> Tensor:
@@ -72,10 +73,13 @@ class _Formed(Function):
 
 @in_full_precision
 def _gradient(gw, gy, u, t, signs):
-    return torch.addmm(gy if signs is None else gy * signs.unsqueeze(-1), gw, t.mH), u.mH @ gw
+    gy = gy if signs is None else gy * signs.unsqueeze(-1)
+    if torch.is_grad_enabled():
+        return gy + multiply(gw, t.mH), multiply(u.mH, gw)
+    return torch.addmm(gy, gw, t.mH), u.mH @ gw
 
 
 @in_full_precision
 def _formed_gradient(z, u, t, signs):
-    z = -z
-    return _gradient(z @ _scaled(u, signs), z.mH @ (u @ t), u, t, signs)
+    z, times = -z, multiply if torch.is_grad_enabled() else torch.matmul
+    return _gradient(times(z, _scaled(u, signs)), times(z.mH, times(u, t)), u, t, signs)

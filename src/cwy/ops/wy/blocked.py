@@ -18,7 +18,9 @@ DOUBLE = (8, 0), (9, 0), (10, 0)  # capabilities with float64 at half the speed 
 def factors(v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """u, t and the reciprocal norms."""
     u, reciprocal, wide = normalise(v, doubles(v.get_device()))
-    return u, inverse(gram(u if wide is None else wide)), reciprocal
+    product = gram(u if wide is None else wide)
+    del wide  # as large as u twice
+    return u, inverse(product), reciprocal
 
 
 def gram(u: Tensor) -> Tensor:

@@ -52,7 +52,8 @@ def _signed(name: str, v: Tensor, signs: Tensor | None, backend: str) -> Tensor:
     form = getattr(module, name)
     if signs is None:
         return form(v)
-    if module is cuda and signs.dtype == v.dtype and signs.device == v.device and not signs.requires_grad:
+    alike = signs.dtype == v.dtype and signs.device == v.device
+    if module is cuda and alike and not signs.requires_grad and dispatch.why_only_autograd(signs) is None:
         return form(v, signs)
     return form(v) * signs.unsqueeze(-2)
 

@@ -29,12 +29,16 @@ LEAST, LEAST_THIN = 2**22, 4096  # entries of v from which this is faster, and r
 
 def halves(x: Tensor, power: int, role: tuple[int, int], below: bool, kind: int = PLAIN, norm: Tensor | None = None) -> Tensor:
     """Copies of hi and lo of $2^{power} x$, ``x (N, L)``; divided by the power of two that a ``norm`` is just below."""
-    x, (rows, columns), (copies, order) = x.contiguous(), x.shape, role
-    if x.data_ptr() % 16:
-        x = x.clone()  # it is read four numbers at a time
+    x, (rows, columns), (copies, order) = _aligned(x), x.shape, role
     out = x.new_empty((copies * rows, columns) if below else (rows, copies * columns), dtype=torch.float16)
     _launch(rows, columns, x.get_device())(x, out, norm, rows, columns, kind, copies, order, int(below), power)
     return out
+
+
+def _aligned(x: Tensor) -> Tensor:
+    """x as the kernel reads it, four numbers at a time."""
+    x = x.contiguous()
+    return x.clone() if x.data_ptr() % 16 else x
 
 
 @functools.lru_cache(maxsize=1024)
@@ -104,7 +108,8 @@ def wide_gradient(u: Tensor, y: Tensor, reciprocal: Tensor, q: Tensor, z: Tensor
 
 def narrow_gradient(u: Tensor, t: Tensor, reciprocal: Tensor, y: Tensor, z: Tensor, signs: Tensor | None) -> Tensor:
     """As :func:`.blocked.narrow_gradient`, all divided by the norm of z."""
-    n, norm, left = u.shape[0], _norm(z), halves(u, UNIT, LEFT, below=False)
+    n, z, left = u.shape[0], _aligned(z), halves(u, UNIT, LEFT, below=False)
+    norm = _norm(z)
     w = halves(product(left, halves(t, 13, RIGHT, below=True), 13 + UNIT), 14, EITHER, below=True)
     a = product(halves(z, UNIT, LEFT, below=False, norm=norm), halves(y, 14, RIGHT, below=True), UNIT + 14)
     b = product(halves(z, UNIT, LEFT, below=True, norm=norm).mT, w[: 3 * n], UNIT + 14)
