@@ -28,6 +28,15 @@ def test_inductor_trains_as_eager_does(device):
 
 
 @pytest.mark.slow
+def test_inductor_and_complex_numbers():
+    v = torch.randn(6, 5, dtype=torch.complex64, requires_grad=True)
+    q, other = (form(v) for form in (cwy.ops.cwy_matrix, torch.compile(cwy.ops.cwy_matrix)))
+    torch.testing.assert_close(other, q)
+    slopes = [torch.autograd.grad(made.real.sin().sum(), v)[0] for made in (q, other)]
+    torch.testing.assert_close(*slopes)
+
+
+@pytest.mark.slow
 def test_aot_inductor(tmp_path):
     net, x = model().eval(), torch.randn(8, 24)
     package = torch._inductor.aoti_compile_and_package(torch.export.export(net, (x,)), package_path=str(tmp_path / "net.pt2"))

@@ -216,6 +216,38 @@ def test_no_steps_and_no_sequences(shape):
     assert last.shape == h0.shape
     (states.sum() + last.sum()).backward()
     assert x.grad.shape == shape
+    if shape[1] == 0:
+        states, _ = rollout(x, h0, Q, lengths=torch.ones(0, dtype=torch.long))
+        assert states.shape == shape
+
+
+def test_no_units_and_no_inputs():
+    states, last = rollout(torch.zeros(5, 3, 0), torch.zeros(3, 0), torch.zeros(0, 0), None, "tanh")
+    assert (states.shape, last.shape) == ((5, 3, 0), (3, 0))
+    states, _ = rollout(torch.zeros(5, 3, 0), X[0], Q, None, "tanh", weight=torch.zeros(4, 0))
+    assert torch.equal(states, X)
+
+
+def test_complex_signs_make_it_complex():
+    x, v = torch.randn(5, 3, 4), torch.randn(4, 2)
+    signs = torch.randn(4, dtype=torch.complex64).sgn()
+    ours, _ = rollout(x, x[0], wy_factors(v), None, "identity", signs=signs)
+    wanted, _ = rollout(x, x[0], cwy_matrix(v, signs=signs), None, "identity")
+    torch.testing.assert_close(ours, wanted)
+    assert cwy_matrix(v.bfloat16(), signs=signs).dtype == torch.complex64
+
+
+@pytest.mark.parametrize("f", ["modrelu", "abs"])
+@pytest.mark.parametrize("factors", [False, True])
+def test_a_batch_of_gradients(f, factors):
+    given = problem(4, 3, 5, torch.float64, reflections=1)
+    q = wy_factors(given["v"]) if factors else cwy_matrix(given["v"])
+    states, _ = rollout(given["x"], given["h0"], q, given["bias"], f)
+    leaves, z = [*given.values()], torch.randn(2, *states.shape, dtype=torch.float64)
+    together = torch.autograd.grad(states, leaves, z, is_grads_batched=True, retain_graph=True)
+    alone = [torch.autograd.grad(states, leaves, one, retain_graph=True) for one in z]
+    for a, *b in zip(together, *alone, strict=True):
+        torch.testing.assert_close(a, torch.stack(b))
 
 
 Q = torch.eye(4)
@@ -240,6 +272,10 @@ ERRORS = [
     (lambda: rollout(X, X[0], Q, lengths=[5, 9, 1]), ValueError, "from 1 to T = 5"),
     (lambda: rollout(X, X[0].to("meta"), Q), ValueError, "one device, got x on cpu, h0 on meta"),
     (lambda: rollout(X, X[0], Q, backend="reference", memory="checkpoint"), ValueError, "autograd stores every state"),
+    (lambda: rollout(X, X[0], (Q, Q)), TypeError, "a matrix, or what wy_factors returns, got tuple"),
+    (lambda: rollout(X, X[0], WY(Q, Q[:2, :2])), ValueError, r"t \(L, L\).*\(4, 4\) and \(2, 2\)"),
+    (lambda: rollout(X, X[0], WY(Q, Q.to("meta"))), ValueError, "one device.*on meta"),
+    (lambda: rollout(X, X[0], WY(Q, Q), signs=[1, 1, 1, 1]), TypeError, "signs must be a torch.Tensor, got list"),
 ]
 
 

@@ -14,6 +14,12 @@ CASES = [
     (lambda: wy_factors(torch.ones(3, 2, dtype=torch.long)), TypeError, ["wy_factors", "int64", ".float()"]),
     (lambda: tcwy_matrix(torch.ones(2, 3)), ValueError, ["tcwy_matrix", "N = 2, M = 3", "Transpose"]),
     (lambda: cwy_matrix(torch.ones(3, 2), signs=torch.ones(2)), ValueError, ["cwy_matrix", "signs", "(3,)", "(2,)"]),
+    (lambda: cwy_matrix(torch.ones(3, 2), signs=[1, 1, 1]), TypeError, ["cwy_matrix", "signs", "Tensor", "list"]),
+    (
+        lambda: cwy_matrix(torch.ones(3, 2), signs=torch.ones(3, device="meta")),
+        ValueError,
+        ["cwy_matrix", "signs", "cpu", "meta"],
+    ),
     (lambda: tcwy_matrix(torch.ones(5, 3, 2), signs=torch.ones(2)), ValueError, ["tcwy_matrix", "signs", "(5, 2)", "(2,)"]),
     (lambda: cwy_multiply(torch.ones(4, 2), torch.ones(4, 3)), ValueError, ["cwy_multiply", "(4, 2)", "(4, 3)"]),
     (lambda: cwy_multiply(torch.ones(6, 4, 2), torch.ones(5, 4)), ValueError, ["cwy_multiply", "(6, '...', 4)"]),

@@ -112,7 +112,8 @@ class _Rollout(Function):
             g = None  # only the last states were wanted
         if g is None and gn is None:
             return None, None, None, None, None, *(None for _ in q)
-        if torch.is_grad_enabled():
+        batched = not all(torch._C._has_storage(t) for t in (g, gn) if t is not None)
+        if torch.is_grad_enabled() or batched:
             dx, dh0, dq, dbias, dweight = _differentiable_backward(g, gn, x, h0, q, bias, weight, states, signs, ctx.how)
         else:
             given = [t for t in (g, gn, states, h0) if t is not None]
@@ -124,10 +125,13 @@ class _Rollout(Function):
 
 @in_full_precision
 def _differentiable_backward(g, gn, x, h0, q, bias, weight, states, signs, how):
-    """The adjoint out of place, so that it can be differentiated again; it reads the states, which are outputs."""
+    """The adjoint out of place, so that it can be differentiated again, or take a batch of gradients; it reads the states."""
     nonlinearity, sizes, memory, *_ = how
     if memory != "store" or not states.shape[0]:
-        raise ValueError("rollout: a second derivative needs memory='store' and, for abs and complex modrelu, output='all'.")
+        raise ValueError(
+            "rollout: a second derivative, or a batch of gradients at once, needs memory='store' and, for abs and complex "
+            "modrelu, output='all'."
+        )
     f, values = named(nonlinearity, h0), states.split(sizes)
     z = signs.split(sizes) if f.keeps_z else [None] * len(sizes)
     grads = [torch.zeros_like(v) for v in values] if g is None else g.split(sizes)

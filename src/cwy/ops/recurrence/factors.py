@@ -1,4 +1,4 @@
-r"""From the factors of $Q = (I - U T U^H)\,\mathrm{diag}(d)$ to what the loop takes: itself, or W and Y.
+r"""From the factors of $Q = (I - U T U^H)\,\mathrm{diag}(d)$ to what the loop takes: Q itself, or W and Y.
 
 The backward is written by hand: a few products, where autograd would have a node for each operation.
 """

@@ -89,7 +89,7 @@ def rollout(
         transition: Q ``(N, N)``, or the factors of :func:`~cwy.ops.wy_factors`: then the cheaper of the two forms is used.
         bias: ``(N,)`` or None.
         nonlinearity: "modrelu", "abs", "relu", "leaky_relu", "tanh", "identity"; or a function, which takes the slow path.
-        signs: ``(N,)``, for factors: $Q = (I - UTU^H)\,\mathrm{diag}(s)$.
+        signs: ``(N,)``, ±1, for factors: $Q = (I - UTU^H)\,\mathrm{diag}(s)$; complex ones are of modulus 1.
         weight: ``(N, K)``, if given, maps x ``(T, B, K)`` first; in the memory modes a chunk of steps at a time.
         lengths: ``(B,)``, where sequences end; states after that are zero, and no gradient comes from there.
         output: "all" states, or only the "last".
@@ -114,10 +114,12 @@ def rollout(
         _check_shape("x", x, 3, "(T, B, N)")
         _check_shape("h0", h0, 2, "(B, N)")
         lengths = torch.as_tensor(lengths).cpu()
-        if lengths.shape != x.shape[1:2] or lengths.min() < 1 or lengths.max() > x.shape[0]:
+        if lengths.shape != x.shape[1:2] or any(not 1 <= length <= x.shape[0] for length in lengths.tolist()):
             raise ValueError(
                 f"rollout: lengths must be {x.shape[1]} numbers from 1 to T = {x.shape[0]}, got {lengths.tolist()}."
             )
+    if lengths is not None and len(lengths) > 0:
+        assert isinstance(x, Tensor)
         packed = pack_padded_sequence(x, lengths, enforce_sorted=False)
         order, back = packed.sorted_indices, packed.unsorted_indices
         assert order is not None
@@ -137,19 +139,24 @@ def rollout(
         rows, sizes = x.data, x.batch_sizes.tolist()
     else:
         _check_shape("x", x, 3, "(T, B, N)")
-        rows, sizes = x.reshape(-1, x.shape[-1]), [x.shape[1]] * x.shape[0]
+        rows, sizes = x.flatten(0, 1), [x.shape[1]] * x.shape[0]
     for name, value, shape in (("bias", bias, (n,)), ("signs", signs, (n,)), ("weight", weight, (n, rows.shape[-1]))):
+        if value is not None and not isinstance(value, Tensor):
+            raise TypeError(f"rollout: {name} must be a torch.Tensor, got {type(value).__name__}.")
         if value is not None and tuple(value.shape) != shape:
             raise ValueError(f"rollout: {name} must be {shape} for states of {n}, got {tuple(value.shape)}.")
-    first = transition.u if isinstance(transition, WY) else transition
-    _check_devices(x=rows, h0=h0, transition=first, bias=bias, signs=signs, weight=weight)
+    parts = transition if isinstance(transition, WY) else (transition,)
+    if not all(isinstance(part, Tensor) for part in parts):
+        raise TypeError(f"rollout: transition must be a matrix, or what wy_factors returns, got {type(transition).__name__}.")
+    _check_devices(x=rows, h0=h0, transition=parts[0], factor_t=parts[-1], bias=bias, signs=signs, weight=weight)
     columns = n if weight is None else weight.shape[-1]
     if rows.shape[-1] != columns or (sizes and sizes[0] != h0.shape[0]):
         raise ValueError(
             f"rollout: x is {tuple(x.shape) if isinstance(x, Tensor) else f'packed, {tuple(rows.shape)}'} and h0 "
             f"{tuple(h0.shape)}: expected x (T, {h0.shape[0]}, {columns})."
         )
-    wanted = torch.promote_types(torch.promote_types(rows.dtype, h0.dtype), _dtype(transition))
+    wanted = torch.promote_types(torch.promote_types(rows.dtype, h0.dtype), parts[0].dtype)
+    wanted = wanted if signs is None else torch.promote_types(wanted, signs.dtype)
     # Half precision would lose the norm within hundreds of steps: it is computed in float32 and rounded at the end.
     dtype = torch.float32 if wanted in (torch.float16, torch.bfloat16) else wanted
     q = _transition(transition, signs, n, rows.shape[0], dtype)
@@ -179,10 +186,6 @@ def rollout(
     return states.reshape(*x.shape[:2], n), last
 
 
-def _dtype(transition: Tensor | WY) -> torch.dtype:
-    return transition.u.dtype if isinstance(transition, WY) else transition.dtype
-
-
 def _transition(transition: Tensor | WY, signs: Tensor | None, n: int, rows: int, dtype: torch.dtype) -> list[Tensor]:
     """Q, or its factors w, y, d with $Q = \\mathrm{diag}(d) - w y^H$."""
     if not isinstance(transition, WY):
@@ -192,8 +195,9 @@ def _transition(transition: Tensor | WY, signs: Tensor | None, n: int, rows: int
             raise ValueError("rollout: signs belong to factors; multiply a formed transition by them instead.")
         return [transition.to(dtype)]
     u, t = (factor.to(dtype) for factor in transition)
-    if u.shape[:-1] != (n,):
-        raise ValueError(f"rollout: the factors must be of {n} x L vectors for states of {n}, got u {tuple(u.shape)}.")
+    if u.shape[:-1] != (n,) or t.shape != (u.shape[-1], u.shape[-1]):
+        got = f"{tuple(u.shape)} and {tuple(t.shape)}"
+        raise ValueError(f"rollout: the factors must be u ({n}, L) and t (L, L) for states of {n}, got {got}.")
     signs = None if signs is None else signs.to(dtype)
     if factors_are_cheaper(n, u.shape[-1], rows, u.device.type, dtype, u.device.index):
         d = torch.ones(n, dtype=dtype, device=u.device) if signs is None else signs

@@ -42,7 +42,8 @@ def s_from(gram: Tensor) -> Tensor:
     The diagonal is that of the U actually used, not a literal ½: this keeps Q orthogonal for any rounding of U.
     """
     square = gram.diagonal(dim1=-2, dim2=-1)
-    return gram.triu(1).diagonal_scatter(torch.where(square == 0, 1, square) / 2, dim1=-2, dim2=-1)
+    # Not diagonal_scatter: of complex numbers, Inductor (torch 2.13) writes the diagonal after S was read.
+    return gram.triu(1) + torch.diag_embed(torch.where(square == 0, 1, square) / 2)
 
 
 def _eye_like(q: Tensor) -> Tensor:

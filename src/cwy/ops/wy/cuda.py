@@ -1,7 +1,7 @@
 """The op by kernels, float32 on an NVIDIA GPU: a few launches from vectors to Q, and from its gradient to theirs.
 
-Small and thin problems run in one launch (:mod:`.fused`), large ones by products (:mod:`.blocked`). A second derivative, or a
-gradient of the factors, is :mod:`.autograd`'s.
+Small and thin problems run in one launch (:mod:`.fused`), large ones by products (:mod:`.blocked`, :mod:`.halves`). A second
+derivative is :mod:`.autograd`'s.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _thin(v: Tensor) -> bool:
 
 
 def _beyond(z: Tensor | None, gu: Tensor | None = None, gt: Tensor | None = None) -> bool:
-    """Whether a backward must be of ATen ops: for a second derivative, or gradients of the factors, or in a batch of them."""
+    """Whether a backward must be of ATen ops: to be differentiated again, or if factors were used, or for many z."""
     return z is None or gu is not None or gt is not None or torch.is_grad_enabled() or why_not(z) is not None
 
 

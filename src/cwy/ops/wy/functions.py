@@ -41,21 +41,30 @@ def _check(call: str, name: str, x: Tensor, dims: int) -> Tensor:
     return x
 
 
-def _check_signs(call: str, signs: Tensor | None, shape: tuple[int, ...]) -> None:
-    if signs is not None and signs.shape != shape:
+def _check_signs(call: str, signs: Tensor | None, shape: tuple[int, ...], device: torch.device) -> None:
+    """Raises unless signs, if given, are a tensor of this shape on this device."""
+    if signs is None:
+        return
+    if not isinstance(signs, Tensor):
+        raise TypeError(f"{call}: signs must be a torch.Tensor, got {type(signs).__name__}. Use torch.tensor(signs).")
+    if signs.shape != shape:
         raise ValueError(f"{call}: signs must have one number a column of the result, {shape}, got {tuple(signs.shape)}.")
+    if signs.device != device:
+        raise ValueError(f"{call}: signs must be on {device}, as v is, got {signs.device}. Use signs.to({str(device)!r}).")
 
 
-def _signed(name: str, v: Tensor, signs: Tensor | None, backend: str) -> Tensor:
-    """What a backend makes of v, its columns times signs; the kernels do both at once."""
-    module = dispatch.choose("wy", backend, v)
+def _signed(name: str, v: Tensor, work: Tensor, signs: Tensor | None, backend: str) -> Tensor:
+    """What a backend makes of ``work``, its columns times signs, rounded as v is; the kernels do all at once."""
+    module = dispatch.choose("wy", backend, work)
     form = getattr(module, name)
     if signs is None:
-        return form(v)
-    alike = signs.dtype == v.dtype and signs.device == v.device
-    if module is cuda and alike and not signs.requires_grad and dispatch.why_only_autograd(signs) is None:
-        return form(v, signs)
-    return form(v) * signs.unsqueeze(-2)
+        return form(work).to(v.dtype)
+    alike = module is cuda and signs.dtype == work.dtype
+    if alike and not signs.requires_grad and dispatch.why_only_autograd(signs) is None:
+        q = form(work, signs)
+    else:
+        q = form(work) * signs.unsqueeze(-2)
+    return q.to(torch.promote_types(v.dtype, signs.dtype))
 
 
 def wy_factors(v: Tensor, *, backend: str = "auto") -> WY:
@@ -108,9 +117,8 @@ def cwy_matrix(v: Tensor, *, signs: Tensor | None = None, backend: str = "auto")
         Likhosherstov et al., CWY parametrization, 2021, Theorem 2.
     """
     work = _check("cwy_matrix", "v", v, 2)
-    _check_signs("cwy_matrix", signs, (*v.shape[:-2], v.shape[-2]))
-    q = _signed("cwy_matrix", work, signs, backend)
-    return q if work is v else q.to(v.dtype)
+    _check_signs("cwy_matrix", signs, (*v.shape[:-2], v.shape[-2]), v.device)
+    return _signed("cwy_matrix", v, work, signs, backend)
 
 
 def tcwy_matrix(v: Tensor, *, signs: Tensor | None = None, backend: str = "auto") -> Tensor:
@@ -138,9 +146,8 @@ def tcwy_matrix(v: Tensor, *, signs: Tensor | None = None, backend: str = "auto"
     n, m = v.shape[-2:]
     if m > n:
         raise ValueError(f"tcwy_matrix: v must be (*, N, M) with M <= N, got N = {n}, M = {m}. Transpose it, or drop columns.")
-    _check_signs("tcwy_matrix", signs, (*v.shape[:-2], m))
-    q = _signed("tcwy_matrix", work, signs, backend)
-    return q if work is v else q.to(v.dtype)
+    _check_signs("tcwy_matrix", signs, (*v.shape[:-2], m), v.device)
+    return _signed("tcwy_matrix", v, work, signs, backend)
 
 
 def cwy_multiply(v: Tensor | WY, x: Tensor, adjoint: bool = False, *, backend: str = "auto") -> Tensor:

@@ -146,9 +146,9 @@ def backward(
         u, factor, reciprocal: what :func:`forward` returned, y as the factor if WIDE and else t.
         z: the gradient of the result.
         q: the matrix, if WIDE.
-        given: if ENDING, three of ``(*, N, L)``, of the gradient times the signs; if FACTORS, None and the gradients of u, or
-            None, and t.
-        signs: as in :func:`forward`, if neither.
+        given: of ENDING W, A and B, ``(*, N, L)``, the last two of the gradient times the signs; of FACTORS None, and the
+            gradients of u (None for zero) and of t.
+        signs: as in :func:`forward`, of the other kinds.
 
     Returns:
         ``(*, N, L)``.
