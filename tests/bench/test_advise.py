@@ -9,13 +9,18 @@ import torch
 from matplotlib.image import imread
 
 import cwy
-from cwy.bench import BENCHES
+from cwy.bench import BENCHES, advise
 from cwy.bench.peers import PEERS
 from cwy.bench.rows import read_csv
 from tests.test_cli import COMMAND, run
 
+BACKEND = {"cwy": "analytic", "hr": "reference"}
+"""Of the op wy, on a CPU."""
 
-@pytest.mark.parametrize(("given", "steps"), [(["--reflections", "3,8"], None), (["--steps", "6", "--nonlinearity", "abs"], 6)])
+
+@pytest.mark.parametrize(
+    ("given", "steps"), [(["--reflections", "3,8"], None), (["--steps", "6", "--nonlinearity", "abs", "--dtype", "float64"], 6)]
+)
 def test_advice_follows_from_its_table_and_can_be_taken(given, steps, tmp_path):
     done = run(COMMAND, "bench", "advise", "--n", "24", "--batch", "4", "--threads", "1", *given, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
@@ -34,8 +39,31 @@ def test_advice_follows_from_its_table_and_can_be_taken(given, steps, tmp_path):
         given = {"cwy": cwy, "torch": torch, "x": torch.randn(4, 24)}
         exec(code, given)
         torch.testing.assert_close(given["y"].norm(dim=-1), given["x"].norm(dim=-1))
-    assert ("backends" in flat) == (steps is not None)
+    advised = re.findall(
+        r"Fastest[^:]*: (\w+)[^.]*?, [\d.]+ ms forward \+ backward[^F]*?(?:by the backend '(\w+)' of wy)?\. ", flat
+    )
+    assert advised
+    assert all(by == (BACKEND.get(method, "") if steps is None else "") for method, by in advised)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("size", [(12, 4), (12, 4, 3)])
+def test_what_is_advised_is_of_the_dtype_asked_for_and_by_the_backend_named(size):
+    for one in advise.candidates(size, [3]):
+        names = {"cwy": cwy, "torch": torch, "inputs": 5, "x": torch.randn(4, 12).half()}
+        code = one.code(size, "abs", torch.float16, torch.device("cpu"))
+        exec(code if one.how == "unformed" else f"layer = {code}", names)
+        made = names["y"] if one.how == "unformed" else next(names["layer"].parameters())
+        assert made.dtype == torch.float16, code
+        assert one.served(size, torch.float16, torch.device("cpu")) == BACKEND.get(one.method.name, "")
+    assert "dtype" not in one.code(size, "abs", torch.float32, torch.device("cpu"))
+    assert "device='cuda:1'" in one.code(size, "abs", torch.float32, torch.device("cuda:1"))
+
+
+def test_hr_is_not_tried_where_it_would_keep_too_much():
+    names = {one.name for one in advise.candidates((1024, 64), [16])}
+    assert {"hr, unformed", "hr L=16, Q formed", "cwy, Q formed"} <= names
+    assert "hr, Q formed" not in names
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 
 from cwy.bench import BENCHES, page
 from cwy.bench.rows import Row, read_csv, write_csv
-from cwy.bench.together import overview
+from cwy.bench.together import overview, ratios
 
 RECORDS = Path(__file__).parents[2] / "results" / "bench"
 WHERE = {
@@ -80,9 +80,12 @@ def test_graphs_are_compared_with_graphs(records):
     rows = [replace(one, both_graph=1e-3) if one.entry == "cwy" else one for one in read_csv(path)]
     write_csv(rows, path)
     assert "40× to 900×; ours alone as a CUDA graph 200× to 4500× |" in page.claims(records)
-    write_csv([*rows, row("exponential, no sync", "64", 1e-3, 2e-3, "ours", both_graph=5e-4)], path)
+    rival = row("exponential, no sync", "64", 1e-3, 2e-3, "ours", both_graph=5e-4)
+    write_csv([*rows, rival, replace(rival, size="128", forward=1.0, both=9.0, both_graph=None, reason="it waits")], path)
     (exponential,) = [line for line in page.claims(records).splitlines() if "exponential" in line]
-    assert "40× to 900×; both as CUDA graphs (exponential, no sync) 0.50× | 64 as graphs |" in exponential
+    faster = "0.50× to 500× | 0.40× to 900×; both as CUDA graphs (exponential, no sync) 0.50× | 64, 64 as graphs |"
+    assert faster in exponential
+    assert "- no CUDA graph: exponential, no sync at 128: it waits." in page.section(records, "figure1c")
     assert "Faster: exponential, no sync (0.40×), cayley (0.50×)." in page.section(records, "figure1c")
 
 
@@ -106,6 +109,13 @@ def test_only_what_is_alike_is_compared():
     assert page.table.findings(rows, "torch, modrelu").endswith(
         "No rival is faster. Slower: eager loop, modrelu (2.0×) to nn.RNN, relu (4.0×)."
     )
+
+
+def test_the_table_and_the_picture_of_all_show_the_same_rivals():
+    rows = read_csv(RECORDS / "cpu-2-threads" / "rnn.csv")
+    found = sorted(ratio for group, ratio in ratios("torch, modrelu", rows) if group == "peer")
+    (cells,) = zip(*(column.cells for column in overview({"rnn": ("torch, modrelu", rows)}).columns), strict=True)
+    assert [cell.split("\n")[1] for cell in cells[2:]] == [f"{page.table.times(end)}×" for end in (found[0], found[-1])]
 
 
 @pytest.mark.parametrize("bench", BENCHES)

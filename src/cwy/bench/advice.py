@@ -19,7 +19,7 @@ from .rows import Row
 from .sizes import Size
 from .timing import QUICK
 
-EFFORT = replace(QUICK, total=120.0, limit=2.0)
+EFFORT = replace(QUICK, total=120.0, limit=2.0, graphs=False)
 FEWER = "16,32,64,128,256"
 """Reflections that are tried beside all N."""
 
@@ -55,7 +55,7 @@ def ask(
         raise ValueError(f"--dtype: {dtype!r} is not known. {near(dtype, DTYPES)}")
     counts = _counts(reflections or FEWER, n, strict=reflections is not None)
     size = (n, batch) if steps is None else (n, batch, steps)
-    what = "A product with a batch of vectors. Methods and reflections."
+    what = "A product with a batch of vectors. Methods, reflections and backends."
     if steps is not None:
         what = f"A recurrence over {steps} steps, {f}. Methods, reflections and backends."
     bench = Bench("advise", what, ("NxB", "NxBxT"), "", "", counts=False)
@@ -73,7 +73,7 @@ def tell(asked: Asked, rows: Sequence[Row], console: Console) -> None:
         console.print("No candidate was timed: there is nothing to advise.")
         return
     console.print(table.detail(rows, ranked[0].entry, asked.size[2] if len(asked.size) > 2 else None), end="\n\n")
-    if any(row.status != "ok" for row in rows):
+    if any(row.reason for row in rows):
         console.print(table.untimed(rows), end="\n\n")
     console.print(advice(asked, rows))
     console.print(caption(ranked[0]), style="dim")
@@ -94,10 +94,13 @@ def advice(asked: Asked, rows: Sequence[Row]) -> str:
         row = next((row for row in ranked if fits(known[row.entry])), None)
         if row is not None and row.both and row.entry not in told:
             beside = f", {table.times(row.both / free)} times a free weight" if free else ""
-            code = known[row.entry].code(asked.size, asked.nonlinearity)
+            like = asked.options.dtype, asked.options.device
+            code = known[row.entry].code(asked.size, asked.nonlinearity, *like)
+            served = known[row.entry].served(asked.size, *like) if len(asked.size) == 2 else ""
+            by = f", by the backend {served!r} of wy" if served else ""
             level = [other.entry for other in ranked if other is not row and fits(known[other.entry]) and _overlap(row, other)]
             tie = f" Its quartiles overlap with those of {'; '.join(level)}." if level else ""
-            told[row.entry] = f"{title}: {row.entry}, {table.ms(row.both)} ms forward + backward{beside}.{tie}\n    {code}"
+            told[row.entry] = f"{title}: {row.entry}, {table.ms(row.both)} ms forward + backward{beside}{by}.{tie}\n    {code}"
     return "\n".join(told.values())
 
 

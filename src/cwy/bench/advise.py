@@ -1,4 +1,4 @@
-"""``cwy bench advise``: which method and how many reflections are fastest here, for one size; of a recurrence, which backend.
+"""``cwy bench advise``: which method, how many reflections and which backend are fastest here, for one size.
 
 Without steps, N x N weights are multiplied by a batch of B vectors; with T steps, they are the transition of a recurrence. On
 the clock is all that a training step computes anew: the weight from its free parameters, and what is done with it.
@@ -16,7 +16,8 @@ from torch import Tensor
 from .. import init, ops
 from ..ops import dispatch
 from ..ops.recurrence.functions import Request
-from ..parametrizations import OrthogonalMap
+from ..parametrizations import HR, OrthogonalMap
+from ..parametrizations.reflections import ReflectionMap
 from ..registry import Method
 from ..testing import double
 from .entry import Case, Entry, gaussian
@@ -24,6 +25,9 @@ from .multiply import norm_error
 from .ours import case, multiplies_unformed, serving, takes
 from .rnn import draw_states, off_kinks
 from .sizes import Size
+
+KEPT = 2**28
+"""Numbers that forming Q one reflection at a time may keep for its gradient, an N x N matrix each: more take too long."""
 
 
 @dataclass(frozen=True)
@@ -44,21 +48,31 @@ class Candidate:
     def options(self) -> dict[str, int]:
         return {"reflections": self.reflections} if self.reflections else {}
 
-    def code(self, size: Size, nonlinearity: str) -> str:
+    def code(self, size: Size, nonlinearity: str, dtype: torch.dtype, device: torch.device) -> str:
         """How a user asks for it."""
         n, _, *steps = size
-        given = f"method={self.method.name!r}" + "".join(f", {key}={value}" for key, value in self.options.items())
+        count = "".join(f", {key}={value}" for key, value in self.options.items())
+        given = f"method={self.method.name!r}{count}"
+        like = f", dtype={dtype}" * (dtype != torch.float32) + f", device={str(device)!r}" * (device.type != "cpu")
         if self.how == "unformed":
-            count = "".join(f", {key}={value}" for key, value in self.options.items())
-            chart = f"chart = cwy.METHODS[{self.method.name!r}].build({n}{count})"
+            chart = f"chart = cwy.METHODS[{self.method.name!r}].build({n}{count}{like})"
             return f"{chart}; free = torch.nn.Parameter(chart.sample()); y = chart.multiply(free, x)"
         if not steps:
-            return f"cwy.orthogonal(torch.nn.Linear({n}, {n}), {given})"
-        return f"cwy.nn.OrthogonalRNN(inputs, {n}, nonlinearity={nonlinearity!r}, {given}, backend={self.backend!r})"
+            return f"cwy.orthogonal(torch.nn.Linear({n}, {n}{like}), {given})"
+        return f"cwy.nn.OrthogonalRNN(inputs, {n}, nonlinearity={nonlinearity!r}, {given}, backend={self.backend!r}{like})"
+
+    def served(self, size: Size, dtype: torch.dtype, device: torch.device) -> str:
+        """The backend of the op ``wy`` that multiplies its reflections; empty for a method that has none."""
+        if not issubclass(self.method.build, ReflectionMap):
+            return ""
+        # Half precision is computed in float32.
+        v = torch.empty(size[0], self.reflections or size[0], dtype=torch.promote_types(dtype, torch.float32), device=device)
+        module = dispatch.choose("wy", "reference" if issubclass(self.method.build, HR) else "auto", v)
+        return next(backend.name for backend in dispatch.backends("wy")["wy"] if backend.module is module)
 
 
 def candidates(size: Size, reflections: Sequence[int]) -> list[Candidate]:
-    """Every real square method, with all reflections and with fewer, by each way to use it."""
+    """Every real square method, with all reflections and with fewer, by each way to use it; HR only while it keeps little."""
     n, _, *steps = size
     found = []
     for method in serving(n, n).values():
@@ -66,11 +80,12 @@ def candidates(size: Size, reflections: Sequence[int]) -> list[Candidate]:
             continue
         counts = [None, *(count for count in reflections if count < n)] if takes(method, "reflections") else [None]
         for count in counts:
+            formed = ["Q formed"] if method.name != "hr" or n * n * (count or n) <= KEPT else []
             if not steps:
-                ways = ["Q formed", *(["unformed"] if multiplies_unformed(method) else [])]
+                ways = [*formed, *(["unformed"] if multiplies_unformed(method) else [])]
                 found += [Candidate(method, count, how) for how in ways]
                 continue
-            ways = ["Q formed", *(["factors"] if method.name == "cwy" and count else [])]
+            ways = [*formed, *(["factors"] if method.name == "cwy" and count else [])]
             served = [backend.name for backend in dispatch.backends("rollout")["rollout"] if backend.name != "reference"]
             found += [Candidate(method, count, how, backend) for how in ways for backend in served]
     return found

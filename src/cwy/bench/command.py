@@ -155,7 +155,7 @@ def show(chosen: Options, rows: list[Row], written: list[Path], console: Console
         console.print(table.findings(last, baseline), end="\n\n")
         if paper := getattr(_module(bench), "paper", None):
             console.print(table.costs(last, paper(sizes[-1])), end="\n\n")
-    if any(row.status != "ok" for row in rows):
+    if any(row.reason for row in rows):
         console.print(table.untimed(rows), end="\n\n")
     for path in written:
         print(f"{'The rows' if path.suffix == '.csv' else 'The picture'}: {path}")

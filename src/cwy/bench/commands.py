@@ -79,7 +79,8 @@ def _timed(bench: Bench) -> Callable[..., None]:
 
     command.__doc__ = (
         f"{bench.about}\n\nTimes methods beside their peers; shows a table, writes the rows as CSV and a picture. "
-        f"Sizes are {' or '.join(bench.forms)}, by default {bench.sizes} (with --quick {bench.quick})."
+        f"Sizes are {' or '.join(bench.forms)}, by default {bench.sizes} "
+        f"({f'on a GPU {bench.gpu}, ' if bench.gpu else ''}with --quick {bench.quick})."
     )
     if not bench.nonlinearities:
         _without(command, "nonlinearity")
@@ -129,7 +130,7 @@ def advise(
     threads: Threads = None,
     seed: Seed = 0,
 ) -> None:
-    """Which method and how many reflections are fastest on this machine, for one size; of a recurrence, which backend.
+    """Which method, how many reflections and which backend are fastest on this machine, for one size.
 
     Times a step of training, from the free parameters: the product with a batch of vectors or, with --steps, a recurrence.
     """

@@ -23,8 +23,8 @@ class Recorded:
         self.graph.replay()
 
 
-def record(call: Callable[[], Any], device: torch.device) -> Recorded | None:
-    """Records a call whose inputs stay where they are; None if it can't be, as when it waits for the device."""
+def record(call: Callable[[], Any], device: torch.device) -> Recorded | str:
+    """Records a call whose inputs stay where they are; if it can't be, as when it waits for the device, says why."""
     with torch.cuda.device(device):
         stream, graph = torch.cuda.current_stream(), torch.cuda.CUDAGraph()
         try:
@@ -33,9 +33,9 @@ def record(call: Callable[[], Any], device: torch.device) -> Recorded | None:
                 _warm_up(call)
                 with torch.cuda.graph(graph):
                     result = call()
-        except RuntimeError:
+        except RuntimeError as error:
             _recover(stream)
-            return None
+            return str(error).strip().partition("\n")[0] or "it can't be recorded"
         recorded = Recorded(graph, result)
         recorded.replay()
         return recorded

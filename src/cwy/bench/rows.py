@@ -54,11 +54,12 @@ class Row(Context):
         package: what the entry needs, with its version: "geotorch 0.4.0".
         status: "ok", "failed" (its check, or with an exception), "skipped" (too slow, or can't serve) or
             "missing" (not installed).
-        reason: why there are no times.
+        reason: why there are no times; where the status is "ok", why one as a CUDA graph is missing.
         forward, forward_q1, forward_q3, forward_repeats: median, quartiles and count of the forward pass.
         forward_mean, forward_se: its mean, and the standard error of that.
         both, …: the same of forward and backward.
-        forward_graph, both_graph, …: the same of both, replayed as CUDA graphs; None where they can't be recorded.
+        forward_graph, both_graph, …: the same of both, replayed as CUDA graphs; None where they can't be recorded, or a replay
+            gives another result.
         memory: bytes, the peak of forward and backward beyond the inputs.
         forward_flops, both_flops: operations, where they were counted.
         error, gradient_error: against float64, relative to its norm.

@@ -17,7 +17,7 @@ from .. import __version__
 from .check import Accuracy, CheckFailed, accuracy, alike, judge
 from .entry import Entry
 from .flops import count
-from .graph import record
+from .graph import Recorded, record
 from .memory import bounded, peak
 from .peers import why_missing
 from .rows import Context, Row, version
@@ -43,6 +43,8 @@ class Ready:
     flops: dict[str, int]
     timers: dict[str, Timer]
     """By the field of a row that they fill."""
+    ungraphed: str
+    """Why a time as a CUDA graph is missing; empty if none is."""
 
     @property
     def complete(self) -> bool:
@@ -164,15 +166,27 @@ def prepare(entry: Entry, dtype: torch.dtype, device: torch.device, seed: int, e
     timers = {"forward": Timer(forward, device)} | ({"both": Timer(both, device)} if entry.differentiable else {})
     for timer in timers.values():
         timer.calibrate(effort, seconds if timer.call is whole else 0.0)
+    missing: dict[str, str] = {}
     if effort.graphs and device.type == "cuda":
         expected = {"forward": out, "both": gradients or ()}
         for name, timer in list(timers.items()):
             recorded = record(timer.call, device)
-            if recorded is not None and alike(recorded.result, expected[name], gate):
+            if not isinstance(recorded, Recorded):
+                missing[name] = recorded
+            elif not alike(recorded.result, expected[name], gate):
+                missing[name] = "its replay gives another result than the plain call"
+            else:
                 timers[f"{name}_graph"] = Timer(recorded.replay, device)
                 timers[f"{name}_graph"].calibrate(effort)
+    partly = any(name.endswith("_graph") for name in timers)
     flops = count(entry, case, dtype) if effort.counts else {}
-    return Ready(entry, out.dtype, errors, memory[0], flops, timers)
+    return Ready(entry, out.dtype, errors, memory[0], flops, timers, _ungraphed(missing, partly))
+
+
+def _ungraphed(missing: dict[str, str], partly: bool) -> str:
+    """Why there is no graph; of which time, if there is one of the other. What hinders forward hinders both."""
+    name, why = next(iter(missing.items()), ("", ""))
+    return f"{'forward alone' if name == 'forward' else 'forward + backward'}: {why}" if partly and why else why
 
 
 def _first(call: Callable, device: torch.device, limit: float, what: str):
@@ -188,7 +202,7 @@ def _first(call: Callable, device: torch.device, limit: float, what: str):
 
 
 def _measured(ready: Ready) -> dict[str, Any]:
-    values: dict[str, Any] = {"status": "ok", "dtype": _name(ready.dtype), "memory": ready.memory}
+    values: dict[str, Any] = {"status": "ok", "reason": ready.ungraphed, "dtype": _name(ready.dtype), "memory": ready.memory}
     values |= {**asdict(ready.accuracy), **ready.flops}
     for name, timer in ready.timers.items():
         low, middle, high = timer.quartiles()

@@ -138,11 +138,13 @@ def product(rows: Sequence[Row], ours: Row) -> Row | None:
 
 
 def untimed(rows: Sequence[Row]) -> Text:
-    """What got no time, and why; each reason once."""
+    """What got no time, or none as a CUDA graph, and why; each reason once."""
     told: dict[tuple[str, str], dict[str, list[str]]] = {}
     for row in rows:
-        if row.status != "ok":
-            told.setdefault((row.status, row.reason), {}).setdefault(row.entry, []).append(row.size)
+        if row.reason:
+            told.setdefault((row.status.replace("ok", "no CUDA graph"), row.reason), {}).setdefault(row.entry, []).append(
+                row.size
+            )
     everyone = len({row.entry for row in rows})
     lines = []
     for (status, reason), entries in told.items():

@@ -15,6 +15,7 @@ from rich.table import Table
 from ..terminal import whole
 from . import BENCHES
 from .command import measure, options, write
+from .entry import Group
 from .figure import BLUE, ORANGE, SKY, caption
 from .peers import INSTALL
 from .rows import Row
@@ -79,8 +80,16 @@ def overview(last: Last) -> Table:
     return view
 
 
+def ratios(baseline: str, rows: list[Row]) -> list[tuple[Group, float]]:
+    """Of each entry its group, and its time as a multiple of ours; peers are those of the table."""
+    base = next((seconds(row) for row in rows if row.entry == baseline), None)
+    peers = rivals(rows, baseline)
+    shown = [row for row in rows if row.group != "peer" or row in peers]
+    return [(row.group, time / base) for row in shown if base and (time := seconds(row))]
+
+
 def draw(last: Last, path: Path) -> None:
-    """A line a benchmark: every entry by its time as a multiple of ours. The file appears whole or not at all."""
+    """A line a benchmark: entries by their time as a multiple of ours. The file appears whole or not at all."""
     figure = Figure(figsize=(10, 1.6 + 0.75 * len(last)), layout="constrained")
     axes = figure.subplots()
     groups = {
@@ -89,9 +98,8 @@ def draw(last: Last, path: Path) -> None:
         "floor": (ORANGE, "free weights", "D"),
     }
     for place, (baseline, rows) in enumerate(last.values()):
-        base = next((seconds(row) for row in rows if row.entry == baseline), None)
         for group, (colour, _, marker) in groups.items():
-            at = [(seconds(row) or 0.0) / base for row in rows if base and row.group == group and seconds(row)]
+            at = [ratio for one, ratio in ratios(baseline, rows) if one == group]
             axes.plot(at, [place] * len(at), marker, color=colour, markeredgecolor="0.2", markersize=8, alpha=0.9)
         axes.plot([1], [place], "o", color=BLUE, markeredgecolor="0.2", markersize=9, zorder=4)
     for colour, label, marker in (*groups.values(), (BLUE, "ours", "o")):
