@@ -62,8 +62,8 @@ def product(left: Tensor, right: Tensor, power: int, sign: int = 1, minus: Tenso
 
 
 def serves(v: Tensor) -> bool:
-    """Whether ``v (N, L)`` is so large that this is faster."""
-    return _takes(v) and v.numel() >= LEAST
+    """Whether ``v (N, L)`` is so large that this is faster; with L above N, sums would be too long for their numbers."""
+    return _takes(v) and v.numel() >= LEAST and v.shape[1] <= v.shape[0]
 
 
 def serves_thin(v: Tensor) -> bool:
