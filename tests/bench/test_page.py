@@ -126,3 +126,10 @@ def test_committed_records_make_a_section(bench):
     assert "e+" not in told
     for row in timed:
         assert any(f"| {row.entry}" in line and f" {page.table.ms(row.forward)} |" in line for line in told.splitlines()), row
+
+
+def test_each_reason_names_its_own_sizes():
+    rows = [row("a", "8", 1, 2), row("b", "8", 1, 2), row("a", "16", 1, 2), row("b", "16", 1, 2), row("c", "16", 1, 2)]
+    waits = [replace(one, reason="it waits") if (one.entry, one.size) != ("b", "8") else one for one in rows]
+    told = page.table.untimed(waits).plain.splitlines()
+    assert told == ["no CUDA graph: a at 8, 16: it waits.", "no CUDA graph: b, c at 16: it waits."]

@@ -138,18 +138,19 @@ def product(rows: Sequence[Row], ours: Row) -> Row | None:
 
 
 def untimed(rows: Sequence[Row]) -> Text:
-    """What got no time, or none as a CUDA graph, and why; each reason once."""
-    told: dict[tuple[str, str], dict[str, list[str]]] = {}
+    """What got no time, or none as a CUDA graph, and why; entries that share sizes and a reason share a line."""
+    sizes: dict[tuple[str, str, str], list[str]] = {}
     for row in rows:
         if row.reason:
-            told.setdefault((row.status.replace("ok", "no CUDA graph"), row.reason), {}).setdefault(row.entry, []).append(
-                row.size
-            )
+            sizes.setdefault((row.status.replace("ok", "no CUDA graph"), row.reason, row.entry), []).append(row.size)
+    told: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
+    for (status, reason, entry), found in sizes.items():
+        told.setdefault((status, reason, () if status == "missing" else tuple(found)), []).append(entry)
     everyone = len({row.entry for row in rows})
     lines = []
-    for (status, reason), entries in told.items():
-        where = "" if status == "missing" else f" at {', '.join(dict.fromkeys(s for sizes in entries.values() for s in sizes))}"
+    for (status, reason, found), entries in told.items():
         who = "everything" if len(entries) == everyone else ", ".join(entries)
+        where = f" at {', '.join(found)}" if found else ""
         lines.append(f"{status}: {who}{where}: {reason}.")
     return Text("\n".join(lines))
 
