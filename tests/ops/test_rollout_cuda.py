@@ -80,20 +80,17 @@ def test_a_factored_transition(n, reflections, f, batch, steps, poisoned):
 @pytest.mark.parametrize("n", [33, 300])  # formed, and by factors
 def test_signs(n, learnt, poisoned):
     made = problem(n, 5, 70, device="cuda", reflections=20)
-    signs = (1 - 2.0 * (torch.arange(n, device="cuda") % 3 == 0)).requires_grad_(learnt)
+    made["signs"] = 1 - 2.0 * (torch.arange(n, device="cuda") % 3 == 0)
 
     def results(backend, dtype):
-        leaves = [made[name].detach().to(dtype).requires_grad_() for name in ("x", "h0", "v")] + [signs.detach().to(dtype)]
-        leaves[-1].requires_grad_(learnt)
-        x, h0, v, d = leaves
-        states, _ = rollout(x, h0, wy_factors(v), None, "tanh", signs=d, backend=backend)
+        x, h0, v, signs = leaves = [made[name].detach().to(dtype).requires_grad_() for name in ("x", "h0", "v", "signs")]
+        signs.requires_grad_(learnt)
+        states, _ = rollout(x, h0, wy_factors(v), None, "tanh", signs=signs, backend=backend)
         z = torch.sin(torch.arange(states.numel(), device="cuda", dtype=dtype)).reshape(states.shape)
         return [states, *torch.autograd.grad(states, leaves[: 3 + learnt], z)]
 
-    for a, p, t in zip(
-        *(results(*how) for how in (("cuda", torch.float32), ("reference", torch.float32), ("reference", torch.float64))),
-        strict=True,
-    ):
+    hows = ("cuda", torch.float32), ("reference", torch.float32), ("reference", torch.float64)
+    for a, p, t in zip(*(results(*how) for how in hows), strict=True):
         assert_as_close(a, p, t)
 
 

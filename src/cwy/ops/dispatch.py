@@ -44,7 +44,7 @@ def backends(op: str | None = None) -> dict[str, list[Backend]]:
     return dict(_BACKENDS) if op is None else {op: _BACKENDS[op]}
 
 
-def why_only_aten(*tensors: Tensor) -> str | None:
+def why_only_aten(*tensors: Tensor | None) -> str | None:
     """Why a backward written by hand can't serve here, or None if it can."""
     if torch.compiler.is_compiling() or torch.jit.is_tracing():
         return "a compiler or exporter is tracing, which takes ATen ops"

@@ -35,8 +35,7 @@ _product = in_full_precision(multiply)
 
 
 def _by_hand(u: Tensor, t: Tensor, signs: Tensor | None) -> bool:
-    given = (u, t) if signs is None else (u, t, signs)
-    return why_only_aten(*given) is None and (signs is None or not signs.requires_grad)
+    return why_only_aten(u, t, signs) is None and (signs is None or not signs.requires_grad)
 
 
 def _scaled(u: Tensor, signs: Tensor | None) -> Tensor:

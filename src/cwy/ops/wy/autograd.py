@@ -11,7 +11,7 @@ from torch.autograd import Function
 
 from ..precision import in_full_precision
 from ..triangular import blocked_inverse, times, upper_product, widen_if_cheap
-from .composite import normalise
+from .composite import normalise, s_from
 
 # Columns whose cosines stay below this need no float64 in S: measured, its rounding is then lost in that of Q.
 _APART = 0.75
@@ -26,19 +26,11 @@ def _factors(v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def _s_matrix(u: Tensor) -> Tensor:
     # Only a CPU may look at values without waiting for them.
     if type(u) is Tensor and u.device.type == "cpu" and u.numel() > _FEW:
-        s = _s_from_(upper_product(u, u))
+        s = s_from(upper_product(u, u))
         if s.abs().max() <= _APART:
             return s
     u = widen_if_cheap(u)
-    return _s_from_(upper_product(u, u))
-
-
-def _s_from_(gram: Tensor) -> Tensor:
-    """:func:`.composite.s_from` in place."""
-    square = gram.diagonal(dim1=-2, dim2=-1)
-    half = torch.where(square == 0, 1, square) / 2
-    gram.triu_(1).diagonal(dim1=-2, dim2=-1).copy_(half)
-    return gram
+    return s_from(upper_product(u, u))
 
 
 def _eye_minus_(product: Tensor) -> Tensor:
