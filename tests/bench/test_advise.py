@@ -2,16 +2,21 @@
 
 import re
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 
 import pytest
 import torch
 from matplotlib.image import imread
+from rich.console import Console
 
 import cwy
 from cwy.bench import BENCHES, advise
+from cwy.bench.advice import advice, ask
+from cwy.bench.command import measure
 from cwy.bench.peers import PEERS
 from cwy.bench.rows import read_csv
+from cwy.bench.table import ms
 from tests.test_cli import COMMAND, run
 
 BACKEND = {"cwy": "analytic", "hr": "reference"}
@@ -58,6 +63,18 @@ def test_what_is_advised_is_of_the_dtype_asked_for_and_by_the_backend_named(size
         assert one.served(size, torch.float16, torch.device("cpu")) == BACKEND.get(one.method.name, "")
     assert "dtype" not in one.code(size, "abs", torch.float32, torch.device("cpu"))
     assert "device='cuda:1'" in one.code(size, "abs", torch.float32, torch.device("cuda:1"))
+
+
+def test_it_says_when_one_thread_is_faster():
+    asked = ask(8, 2, None, None, "2", "cpu", "float32", 1, 0)
+    rows, _ = measure(asked.options, Console(quiet=True))
+    assert "thread" not in advice(asked, rows)
+    first = min((row for row in rows if row.group == "ours"), key=lambda row: row.both)
+    slower = [replace(row, both_inline=0.9 * row.both) for row in rows]
+    assert "thread" not in advice(asked, slower)
+    faster = [replace(row, both_inline=row.both / 2) for row in rows]
+    told = advice(asked, faster).splitlines()[-1]
+    assert f"set_multithreading_enabled(False), {first.entry} takes {ms(first.both / 2)} ms" in told
 
 
 def test_hr_is_not_tried_where_it_would_keep_too_much():

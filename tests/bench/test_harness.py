@@ -204,6 +204,7 @@ def test_on_a_gpu_everything_that_is_here_passes_and_is_timed(module, sizes, rec
     assert {row.status for row in rows} <= {"ok", "skipped", "missing"}, [row.reason for row in rows]
     timed = [row for row in rows if row.status == "ok"]
     assert all(row.forward > 0 and row.memory > 0 and row.forward_flops > 0 for row in timed)
+    assert all((row.both is None) == (row.both_inline is None) for row in timed)
     graphs = {row.entry for row in timed if row.forward_graph}
     assert recorded <= graphs
     assert not_recorded.isdisjoint(graphs)

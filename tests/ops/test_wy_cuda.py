@@ -18,6 +18,8 @@ LARGE = [
     (513, 1),
     (1000, 33),
     (1024, 128),
+    (2041, 127),
+    (2049, 127),
     (3001, 50),
     (1000, 256),
     (2047, 250),
@@ -198,7 +200,7 @@ def test_streams_and_graphs(n, size):
 
 
 @gpu
-@pytest.mark.parametrize(("n", "size"), [(12, 5), (12, 12), (600, 20), (530, 530), (2048, 2048)])
+@pytest.mark.parametrize(("n", "size"), [(12, 5), (12, 12), (600, 20), (2100, 20), (530, 530), (2048, 2048)])
 def test_second_derivatives(n, size):
     for call in ("matrix", "matrix, signed", "truncated", "truncated, signed", "factors"):
         found = []

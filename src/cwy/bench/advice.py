@@ -101,6 +101,12 @@ def advice(asked: Asked, rows: Sequence[Row]) -> str:
             level = [other.entry for other in ranked if other is not row and fits(known[other.entry]) and _overlap(row, other)]
             tie = f" Its quartiles overlap with those of {'; '.join(level)}." if level else ""
             told[row.entry] = f"{title}: {row.entry}, {table.ms(row.both)} ms forward + backward{beside}{by}.{tie}\n    {code}"
+    first = ranked[0]
+    if first.both and first.both_inline and first.both_inline < 0.8 * first.both:
+        told[""] = (
+            f"In one thread, with torch.autograd.set_multithreading_enabled(False), {first.entry} takes "
+            f"{table.ms(first.both_inline)} ms: autograd's own thread costs more than it gains."
+        )
     return "\n".join(told.values())
 
 

@@ -145,8 +145,8 @@ def show(chosen: Options, rows: list[Row], written: list[Path], console: Console
     """Shows the tables, what they say, what got no time, and where the files are."""
     bench = chosen.bench
     for form, sizes, found in _by_form(chosen, rows):
-        graphs = [kind for kind in ("forward_graph", "both_graph") if any(getattr(row, kind) for row in found)]
-        for kind in [*(["both"] if len(sizes) > 1 else []), *graphs]:
+        kinds = [*(["both"] if len(sizes) > 1 else []), "both_inline", "forward_graph", "both_graph"]
+        for kind in (kind for kind in kinds if any(getattr(row, kind) for row in found)):
             console.print(table.overview(found, sizes, kind))
             console.print()
         last = [row for row in found if row.size == show_size(sizes[-1])]

@@ -58,6 +58,7 @@ class Row(Context):
         forward, forward_q1, forward_q3, forward_repeats: median, quartiles and count of the forward pass.
         forward_mean, forward_se: its mean, and the standard error of that.
         both, …: the same of forward and backward.
+        both_inline, …: the same on a GPU, the backward pass in the thread that asks for it rather than in one of autograd's.
         forward_graph, both_graph, …: the same of both, replayed as CUDA graphs; None where they can't be recorded, or a replay
             gives another result.
         memory: bytes, the peak of forward and backward beyond the inputs.
@@ -87,6 +88,12 @@ class Row(Context):
     both_mean: float | None = None
     both_se: float | None = None
     both_repeats: int | None = None
+    both_inline: float | None = None
+    both_inline_q1: float | None = None
+    both_inline_q3: float | None = None
+    both_inline_mean: float | None = None
+    both_inline_se: float | None = None
+    both_inline_repeats: int | None = None
     forward_graph: float | None = None
     forward_graph_q1: float | None = None
     forward_graph_q3: float | None = None

@@ -157,6 +157,10 @@ def prepare(entry: Entry, dtype: torch.dtype, device: torch.device, seed: int, e
             with entry.within():
                 return torch.autograd.grad(call(*leaves), leaves, cotangent)
 
+        def inline() -> tuple[Tensor, ...]:
+            with torch.autograd.set_multithreading_enabled(False):
+                return both()
+
         gradients = _first(both, device, effort.limit, "forward + backward") if entry.differentiable else None
         errors = accuracy(case, out, cotangent, gradients)
     gate = entry.gate or out.dtype
@@ -164,12 +168,15 @@ def prepare(entry: Entry, dtype: torch.dtype, device: torch.device, seed: int, e
     whole, memory = both if entry.differentiable else forward, []
     seconds = clock(lambda: memory.append(peak(whole, device)), device)
     timers = {"forward": Timer(forward, device)} | ({"both": Timer(both, device)} if entry.differentiable else {})
+    plain = list(timers.items())
+    if entry.differentiable and device.type == "cuda":
+        timers["both_inline"] = Timer(inline, device)
     for timer in timers.values():
-        timer.calibrate(effort, seconds if timer.call is whole else 0.0)
+        timer.calibrate(effort, seconds if timer.call in (whole, inline) else 0.0)
     missing: dict[str, str] = {}
     if effort.graphs and device.type == "cuda":
         expected = {"forward": out, "both": gradients or ()}
-        for name, timer in list(timers.items()):
+        for name, timer in plain:
             recorded = record(timer.call, device)
             if not isinstance(recorded, Recorded):
                 missing[name] = recorded

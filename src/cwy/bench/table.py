@@ -16,6 +16,7 @@ from .sizes import Size, show
 KINDS = {
     "forward": "Forward",
     "both": "Forward + backward",
+    "both_inline": "Forward + backward in one thread",
     "forward_graph": "Forward as a CUDA graph",
     "both_graph": "Forward + backward as a CUDA graph",
 }
@@ -165,7 +166,7 @@ def blank(title: str, *headings: str) -> Table:
 
 def field(row: Row, kind: str) -> str:
     """The field with a kind of time: a step on the manifold, which has no backward pass, stands with its forward one."""
-    return kind.replace("both", "forward") if row.both is None else kind
+    return kind.replace("both", "forward").removesuffix("_inline") if row.both is None else kind
 
 
 def seconds(row: Row) -> float | None:

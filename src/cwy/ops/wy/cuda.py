@@ -20,6 +20,7 @@ from . import autograd, blocked, fused, halves
 from .blocked import eye_minus, plus_, signed_
 
 SMALL, THIN = 512, 256  # the most of N and L, and of L alone, for one launch
+TALL, ENTRIES = 2048, 2**18  # the most of N, and of entries of v, for one launch that forms a thin one's Q, too
 WORK = 2**26  # products in float64 that a GPU without fast ones does in the time of some launches
 
 
@@ -62,7 +63,8 @@ def _capable(device: int) -> bool:
 
 
 def _small(v: Tensor) -> bool:
-    return max(v.shape[-2:]) <= SMALL
+    n, size = v.shape[-2:]
+    return max(n, size) <= SMALL or (size <= THIN and n <= TALL and v.numel() <= ENTRIES)
 
 
 def _thin(v: Tensor) -> bool:
