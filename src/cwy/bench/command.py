@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
+from time import monotonic
 from types import ModuleType
 
 import torch
@@ -108,20 +109,26 @@ def measure(chosen: Options, console: Console) -> tuple[list[Row], bool]:
     torch.backends.cudnn.allow_tf32 = False
     where = context(chosen.device, chosen.seed)
     rows: list[Row] = []
+    # Drawn between samples, not by a thread of its own, which would run while they are taken.
     bar = Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=20),
         TimeElapsedColumn(),
         console=console,
         transient=True,
+        auto_refresh=False,
     )
+    drawn = 0.0
     try:
         with bar:
             task = bar.add_task("", total=len(chosen.sizes))
 
             def watch(size: Size, what: str, part: float) -> None:
-                done = chosen.sizes.index(size) + part
-                bar.update(task, completed=done, description=f"{show_size(size):>10}  {what:32}")
+                nonlocal drawn
+                done, now = chosen.sizes.index(size) + part, monotonic()
+                late = now > drawn + 0.1
+                drawn = now if late else drawn
+                bar.update(task, completed=done, description=f"{show_size(size):>10}  {what:32}", refresh=late)
 
             run(bench.name, chosen.entries, chosen.sizes, chosen.wanted, chosen.dtype, where, chosen.effort, rows, watch)
     except KeyboardInterrupt:
