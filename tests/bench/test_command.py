@@ -4,6 +4,7 @@ import re
 import sys
 from dataclasses import replace
 from importlib.util import find_spec
+from subprocess import PIPE, Popen
 
 import pytest
 import torch
@@ -57,6 +58,7 @@ def test_a_quick_run_ends_with_a_table_rows_and_a_picture(name, sizes, entries, 
         (["--sizes", "4x64"], "M = 64 is above N = 4"),
         (["--sizes", "64x4x8"], "M = 8 is above N = 4"),
         (["--sizes", "64x4x2x2"], "'64x4x2x2' is not a size"),
+        (["--sizes", ""], "'' names no size"),
         (["--peers", "geotroch"], "Did you mean 'geotorch'"),
         (["--methods", "cwi"], "Did you mean 'cwy'"),
         (["--device", "cqu"], "Did you mean 'cpu'"),
@@ -109,6 +111,21 @@ def test_interrupted_it_writes_the_rows_that_are_complete(tmp_path):
     assert (done.returncode, done.stderr) == (130, "")
     assert "nothing was written" in done.stdout
     assert not list((tmp_path / "none").iterdir())
+
+
+def test_rows_are_written_though_nobody_reads_on(tmp_path):
+    few = ["--quick", "--methods", "cwy", "--peers", "none", "--threads", "1", "--sizes", "8"]
+    with Popen([COMMAND, "bench", "matrix", *few], cwd=tmp_path, stdout=PIPE) as going:
+        going.stdout.readline()
+        going.stdout.close()
+    assert {row.size for row in read_csv(tmp_path / "bench" / "matrix.csv")} == {"8"}
+    assert (tmp_path / "bench" / "matrix.png").exists()
+
+
+def test_steps_without_a_backward_pass_have_a_table_of_sizes(tmp_path):
+    done = bench("--only", "rgd-c", "--sizes", "12x3,16x4", cwd=tmp_path, name="stiefel")
+    assert re.search(r"^entry +12x3 +16x4$", done.stdout.replace("\r", ""), re.MULTILINE)
+    assert re.search(r"^rgd-c-qr +[\d.]+ +[\d.]+$", done.stdout, re.MULTILINE)
 
 
 def test_peers_and_methods_choose_who_takes_part():

@@ -87,6 +87,14 @@ def test_graphs_are_compared_with_graphs(records):
     assert faster in exponential
     assert "- no CUDA graph: exponential, no sync at 128: it waits." in page.section(records, "figure1c")
     assert "Faster: exponential, no sync (0.40×), cayley (0.50×)." in page.section(records, "figure1c")
+    rival, ours = (
+        replace(rival, both_inline=1e-3),
+        [replace(one, both_inline=2e-3) if one.entry == "cwy" else one for one in rows],
+    )
+    write_csv([*ours, rival], path)
+    (exponential,) = [line for line in page.claims(records).splitlines() if "exponential" in line]
+    assert "; in one thread 0.50×; both as CUDA graphs" in exponential
+    assert "| 64, 64 in one thread, 64 as graphs |" in exponential
 
 
 @pytest.mark.parametrize(("bench", "ours", "rival"), [("figure2", "cwy, torch", "HR, abs"), ("table1", "cwy", "hr")])

@@ -39,6 +39,8 @@ def test_it_is_so_for_matrices_that_are_not_normal_and_has_an_end():
     assert torch.equal(zero, torch.eye(3))
     assert huge.isnan().all()
     assert nan.isnan().all()
+    flat = torch.zeros(2, 3, 3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(exponential, flat)
     assert exponential(torch.zeros(0, 4, 4)).shape == (0, 4, 4)
     assert exponential(torch.zeros(2, 0, 0)).shape == (2, 0, 0)
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
+from textwrap import indent
 
 import torch
 from rich.console import Console
@@ -75,7 +76,10 @@ def tell(asked: Asked, rows: Sequence[Row], console: Console) -> None:
     console.print(table.detail(rows, ranked[0].entry, asked.size[2] if len(asked.size) > 2 else None), end="\n\n")
     if any(row.reason for row in rows):
         console.print(table.untimed(rows), end="\n\n")
-    console.print(advice(asked, rows))
+    if any(row.both_inline for row in rows):
+        console.print(table.overview(rows, [asked.size], "both_inline"), end="\n\n")
+    for line in advice(asked, rows).splitlines():
+        console.print(line, soft_wrap=line.startswith(" "))  # code stays in one piece
     console.print(caption(ranked[0]), style="dim")
 
 
@@ -100,12 +104,13 @@ def advice(asked: Asked, rows: Sequence[Row]) -> str:
             by = f", by the backend {served!r} of wy" if served else ""
             level = [other.entry for other in ranked if other is not row and fits(known[other.entry]) and _overlap(row, other)]
             tie = f" Its quartiles overlap with those of {'; '.join(level)}." if level else ""
-            told[row.entry] = f"{title}: {row.entry}, {table.ms(row.both)} ms forward + backward{beside}{by}.{tie}\n    {code}"
-    first = ranked[0]
-    if first.both and first.both_inline and first.both_inline < 0.8 * first.both:
+            told[row.entry] = f"{title}: {row.entry}, {table.ms(row.both)} ms forward + backward{beside}{by}.{tie}"
+            told[row.entry] += f"\n{indent(code, '    ')}"
+    inline = min((row for row in ranked if row.both_inline), key=lambda row: row.both_inline or inf, default=None)
+    if inline and inline.both_inline and inline.both_inline < 0.8 * (ranked[0].both or 0.0):
         told[""] = (
-            f"In one thread, with torch.autograd.set_multithreading_enabled(False), {first.entry} takes "
-            f"{table.ms(first.both_inline)} ms: autograd's own thread costs more than it gains."
+            f"In one thread, with torch.autograd.set_multithreading_enabled(False), the fastest is {inline.entry}, "
+            f"{table.ms(inline.both_inline)} ms: autograd's own thread costs more than it gains."
         )
     return "\n".join(told.values())
 

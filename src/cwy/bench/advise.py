@@ -56,7 +56,7 @@ class Candidate:
         like = f", dtype={dtype}" * (dtype != torch.float32) + f", device={str(device)!r}" * (device.type != "cpu")
         if self.how == "unformed":
             chart = f"chart = cwy.METHODS[{self.method.name!r}].build({n}{count}{like})"
-            return f"{chart}; free = torch.nn.Parameter(chart.sample()); y = chart.multiply(free, x)"
+            return f"{chart}\nfree = torch.nn.Parameter(chart.sample())\ny = chart.multiply(free, x)"
         if not steps:
             return f"cwy.orthogonal(torch.nn.Linear({n}, {n}{like}), {given})"
         return f"cwy.nn.OrthogonalRNN(inputs, {n}, nonlinearity={nonlinearity!r}, {given}, backend={self.backend!r}{like})"

@@ -63,9 +63,8 @@ def options(
     graphs: bool = True,
 ) -> Options:
     """Options as the user wrote them; a mistake raises ValueError with what to do."""
-    chosen = parse_sizes(
-        sizes or (bench.quick if quick else bench.gpu if bench.gpu and device.startswith("cuda") else bench.sizes), bench.forms
-    )
+    usual = bench.quick if quick else bench.gpu if bench.gpu and device.startswith("cuda") else bench.sizes
+    chosen = parse_sizes(usual if sizes is None else sizes, bench.forms)
     packages, names = choose("--peers", peers, PEERS), choose("--methods", methods, list(METHODS))
     if dtype not in DTYPES:
         raise ValueError(f"--dtype: {dtype!r} is not known. {near(dtype, DTYPES)}")
@@ -109,26 +108,27 @@ def measure(chosen: Options, console: Console) -> tuple[list[Row], bool]:
     torch.backends.cudnn.allow_tf32 = False
     where = context(chosen.device, chosen.seed)
     rows: list[Row] = []
-    # Drawn between samples, not by a thread of its own, which would run while they are taken.
+    # Drawn between samples, and seldom by its own thread, which runs while they are taken; not at all into a file.
     bar = Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=20),
         TimeElapsedColumn(),
         console=console,
         transient=True,
-        auto_refresh=False,
+        refresh_per_second=1,
+        disable=not console.is_terminal,
     )
-    drawn = 0.0
+    drawn, shown = 0.0, ""
     try:
         with bar:
             task = bar.add_task("", total=len(chosen.sizes))
 
             def watch(size: Size, what: str, part: float) -> None:
-                nonlocal drawn
-                done, now = chosen.sizes.index(size) + part, monotonic()
-                late = now > drawn + 0.1
-                drawn = now if late else drawn
-                bar.update(task, completed=done, description=f"{show_size(size):>10}  {what:32}", refresh=late)
+                nonlocal drawn, shown
+                text, now = f"{show_size(size):>10}  {what:32}", monotonic()
+                due = text != shown or now > drawn + 0.1
+                drawn, shown = now if due else drawn, text
+                bar.update(task, completed=chosen.sizes.index(size) + part, description=text, refresh=due)
 
             run(bench.name, chosen.entries, chosen.sizes, chosen.wanted, chosen.dtype, where, chosen.effort, rows, watch)
     except KeyboardInterrupt:
@@ -152,8 +152,8 @@ def show(chosen: Options, rows: list[Row], written: list[Path], console: Console
     """Shows the tables, what they say, what got no time, and where the files are."""
     bench = chosen.bench
     for form, sizes, found in _by_form(chosen, rows):
-        kinds = [*(["both"] if len(sizes) > 1 else []), "both_inline", "forward_graph", "both_graph"]
-        for kind in (kind for kind in kinds if any(getattr(row, kind) for row in found)):
+        also = [kind for kind in ("both_inline", "forward_graph", "both_graph") if any(getattr(row, kind) for row in found)]
+        for kind in [*(["both"] if len(sizes) > 1 else []), *also]:
             console.print(table.overview(found, sizes, kind))
             console.print()
         last = [row for row in found if row.size == show_size(sizes[-1])]

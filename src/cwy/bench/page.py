@@ -81,14 +81,18 @@ def claims(folder: Path) -> str:
     for claim, (bench, names) in CLAIMS.items():
         for rows in records(folder, bench).values():
             for _, sizes, found in _by_form(bench, rows):
-                kinds = ("forward", "both", "forward_graph", "both_graph")
+                kinds = {"forward": "", "both": "", "both_inline": " in one thread"}
+                kinds |= dict.fromkeys(("forward_graph", "both_graph"), " as graphs")
                 ours = _baseline(bench, sizes[-1], rows)
                 seen = {kind: _ratios(found, names, ours, kind, kind) for kind in kinds}
                 lost = dict.fromkeys(
-                    size + " as graphs" * ("graph" in kind) for kind in kinds for size, ratio in seen[kind].items() if ratio < 1
+                    size + how for kind, how in kinds.items() for size, ratio in seen[kind].items() if ratio < 1
                 )
-                alone = {kind: _ratios(found, names, ours, kind, f"{kind}_graph") for kind in kinds[:2]}
-                cells = [_span(seen[kind]) + _graphs(seen[f"{kind}_graph"], alone[kind], names[-1]) for kind in kinds[:2]]
+                one = f"; in one thread {_span(seen['both_inline'])}" if seen["both_inline"] else ""
+                cells = []
+                for kind, beside in (("forward", ""), ("both", one)):
+                    alone = _ratios(found, names, ours, kind, f"{kind}_graph")
+                    cells.append(_span(seen[kind]) + beside + _graphs(seen[f"{kind}_graph"], alone, names[-1]))
                 compared = [size for size in map(show, sizes) if size in seen["forward"]]
                 spread = " to ".join(dict.fromkeys([compared[0], compared[-1]])) if compared else "–"
                 spread += _gaps(found, names)

@@ -123,6 +123,7 @@ def _run_size(
                     untimed[entry.name] = {"status": "failed", "reason": _told(error)}
                     error.__traceback__ = None  # its frames hold memory that the next entry may need
                     gc.collect()
+        watch(size, "timing in turn", 0.5)
         timers = [timer for one in ready.values() for timer in one.timers.values()]
         total = sum(timer.repeats for timer in timers)
         for taken in in_turn(timers):

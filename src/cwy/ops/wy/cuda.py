@@ -20,7 +20,7 @@ from . import autograd, blocked, fused, halves
 from .blocked import eye_minus, plus_, signed_
 
 SMALL, THIN = 512, 256  # the most of N and L, and of L alone, for one launch
-TALL, ENTRIES = 2048, 2**18  # the most of N, and of entries of v, for one launch that forms a thin one's Q, too
+ENTRIES, FORMED = 2**18, 2**22  # the most entries of v, and of Q, for one launch that forms a thin one's Q, too
 WORK = 2**26  # products in float64 that a GPU without fast ones does in the time of some launches
 
 
@@ -64,7 +64,7 @@ def _capable(device: int) -> bool:
 
 def _small(v: Tensor) -> bool:
     n, size = v.shape[-2:]
-    return max(n, size) <= SMALL or (size <= THIN and n <= TALL and v.numel() <= ENTRIES)
+    return max(n, size) <= SMALL or (size <= THIN and v.numel() <= ENTRIES and v.numel() // size * n <= FORMED)
 
 
 def _thin(v: Tensor) -> bool:
