@@ -232,4 +232,6 @@ def _name(dtype: torch.dtype) -> str:
 def _told(error: Exception) -> str:
     """An exception in one line."""
     lines = str(error).strip().splitlines()
+    if lines and "DefaultCPUAllocator" in lines[0]:
+        return "it takes more memory than is free, a tenth of which is kept back"
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
