@@ -1,12 +1,28 @@
-"""What commands share: mistakes told in one line, folders tried before any work is done."""
+"""What commands share: mistakes told in one line, folders tried before any work is done, work that outlives its reader."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def steady() -> Console:
+    """A console for long work, which goes on when nobody reads any more, as after ``| head``."""
+    from rich.console import Console
+
+    class Steady(Console):
+        def on_broken_pipe(self) -> None:
+            with suppress(SystemExit):
+                super().on_broken_pipe()  # turns stdout to nothing
+
+    return Steady(highlight=False, markup=False)
 
 
 @contextmanager

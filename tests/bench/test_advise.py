@@ -84,6 +84,9 @@ def test_it_says_when_one_thread_is_faster():
     assert max(map(len, code)) > 40
     assert set(code) <= set(shown.getvalue().splitlines())
     assert advice(asked, []) == ""
+    assert "Stopped" not in shown.getvalue()
+    tell(asked, rows[:2], Console(width=80, file=shown), stopped=True)
+    assert f"Stopped: 2 of {len(rows)} were timed. What follows holds among those alone." in shown.getvalue()
 
 
 def test_hr_is_not_tried_where_it_would_keep_too_much():

@@ -14,6 +14,7 @@ import cwy
 from cwy.bench import BENCHES, command, matrix, multiply
 from cwy.bench.peers import INSTALL, PEERS
 from cwy.bench.rows import read_csv
+from tests.bench.test_advise import TINY
 from tests.test_cli import COMMAND, run
 
 
@@ -113,13 +114,26 @@ def test_interrupted_it_writes_the_rows_that_are_complete(tmp_path):
     assert not list((tmp_path / "none").iterdir())
 
 
-def test_rows_are_written_though_nobody_reads_on(tmp_path):
-    few = ["--quick", "--methods", "cwy", "--peers", "none", "--threads", "1", "--sizes", "8"]
-    with Popen([COMMAND, "bench", "matrix", *few], cwd=tmp_path, stdout=PIPE) as going:
+@pytest.mark.parametrize(
+    "given", [["matrix", "--quick", "--sizes", "8"], ["all", "--quick", "--threads", "1"]], ids=lambda g: g[0]
+)
+def test_all_is_measured_and_written_though_nobody_reads_on(given, tmp_path):
+    busy = (
+        "from dataclasses import replace; import cwy.bench; from cwy.bench import command; from cwy.cli import main\n"
+        "command.idle_cores = lambda: 0.0\n"  # so that it says so before it begins
+        f"tiny = {TINY}\n"
+        "for name, bench in cwy.bench.BENCHES.items():\n"
+        "    cwy.bench.BENCHES[name] = replace(bench, quick=tiny[bench.forms[0]])\n"
+        "main()"
+    )
+    with Popen([sys.executable, "-c", busy, "bench", *given], cwd=tmp_path, stdout=PIPE, stderr=PIPE) as going:
         going.stdout.readline()
         going.stdout.close()
-    assert {row.size for row in read_csv(tmp_path / "bench" / "matrix.csv")} == {"8"}
-    assert (tmp_path / "bench" / "matrix.png").exists()
+        assert going.stderr.read() == b""
+    assert going.returncode == 0
+    for name in BENCHES if given[0] == "all" else ["matrix"]:
+        assert any(row.status == "ok" for row in read_csv(tmp_path / "bench" / f"{name}.csv"))
+    assert (tmp_path / "bench" / f"{given[0]}.png").exists()
 
 
 def test_steps_without_a_backward_pass_have_a_table_of_sizes(tmp_path):

@@ -281,6 +281,22 @@ def test_every_kernel_compiles_without_a_gpu(tmp_path, monkeypatch):
             assert len(nvrtc.cubin(fused.KERNELS / source, macros, arch)) > 1000
 
 
+@pytest.mark.parametrize(
+    ("inside", "outside"),
+    [
+        ((512, 512), (513, 513)),
+        ((2048, 128), (2049, 127)),
+        ((2048, 128), (2048, 129)),
+        ((1024, 256), (1024, 257)),
+        ((11, 600, 1), (12, 600, 1)),
+        ((16, 512, 512), (16, 513, 512)),
+    ],
+)
+def test_where_one_launch_ends(inside, outside):
+    small = lambda shape: cuda._small(torch.empty(shape, device="meta"))
+    assert (small(inside), small(outside)) == (True, False)
+
+
 def test_why_it_does_not_serve(monkeypatch):
     monkeypatch.setattr(nvrtc, "INSTALLED", False)
     reason = cuda.why_not(torch.zeros(0, 3, dtype=torch.float64))

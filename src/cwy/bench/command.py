@@ -165,7 +165,7 @@ def show(chosen: Options, rows: list[Row], written: list[Path], console: Console
     if any(row.reason for row in rows):
         console.print(table.untimed(rows), end="\n\n")
     for path in written:
-        print(f"{'The rows' if path.suffix == '.csv' else 'The picture'}: {path}")
+        console.print(f"{'The rows' if path.suffix == '.csv' else 'The picture'}: {path}", soft_wrap=True)
     console.print(figure.caption(rows[0]), style="dim")
 
 

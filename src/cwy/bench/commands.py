@@ -9,7 +9,7 @@ from inspect import signature
 from pathlib import Path
 from typing import Annotated
 
-from ..terminal import plainly, writable
+from ..terminal import plainly, steady, writable
 from . import BENCHES, Bench
 
 # The command line says what is missing; the annotations below are read only once typer is there.
@@ -57,11 +57,9 @@ def _timed(bench: Bench) -> Callable[..., None]:
         seed: Seed = 0,
         out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for rows and picture, made if need be.")] = Path("bench"),
     ) -> None:
-        from rich.console import Console
-
         from .command import measure, options, show, write
 
-        console = Console(highlight=False, markup=False)
+        console = steady()
         with plainly(ValueError):
             given = (sizes, peers, methods, device, dtype, quick, repeats, threads, seed, nonlinearity, only, graphs)
             chosen = options(bench, *given)
@@ -103,14 +101,12 @@ def everything(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for rows and pictures, made if need be.")] = Path("bench"),
 ) -> None:
     """Every benchmark, one after the other, each with its default sizes; at the end a table and a picture of all."""
-    from rich.console import Console
-
     from .together import run_all
 
     with plainly(OSError, f"cannot write to the folder --out {out}: "):
         folder = writable(out)
     with plainly(ValueError):
-        stopped = run_all(quick, device, threads, graphs, seed, folder, Console(highlight=False, markup=False))
+        stopped = run_all(quick, device, threads, graphs, seed, folder, steady())
     if stopped:
         sys.exit(130)
 
@@ -134,16 +130,14 @@ def advise(
 
     Times a step of training, from the free parameters: the product with a batch of vectors or, with --steps, a recurrence.
     """
-    from rich.console import Console
-
     from .advice import ask, tell
     from .command import measure
 
-    console = Console(highlight=False, markup=False)
+    console = steady()
     with plainly(ValueError):
         asked = ask(n, batch, steps, nonlinearity, reflections, device, dtype, threads, seed)
     rows, stopped = measure(asked.options, console)
-    tell(asked, rows, console)
+    tell(asked, rows, console, stopped)
     if stopped:
         sys.exit(130)
 

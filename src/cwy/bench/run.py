@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -232,6 +233,7 @@ def _name(dtype: torch.dtype) -> str:
 def _told(error: Exception) -> str:
     """An exception in one line."""
     lines = str(error).strip().splitlines()
-    if lines and "DefaultCPUAllocator" in lines[0]:
-        return "it takes more memory than is free, a tenth of which is kept back"
+    if asked := re.search(r"DefaultCPUAllocator.*allocate (\d+) bytes", str(error)):
+        more = f"out of memory on the CPU, asking for {int(asked[1]) / 1e6:.3g} MB"
+        return f"{more} (where it can, the benchmark keeps back a tenth of what was free)"
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

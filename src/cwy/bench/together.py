@@ -54,7 +54,7 @@ def run_all(quick: bool, device: str, threads: int | None, graphs: bool, seed: i
     if last:
         console.print(overview(last), end="\n\n")
         draw(last, folder / "all.png")
-        print(f"The rows and pictures of each: {folder}\nThe picture: {folder / 'all.png'}")
+        console.print(f"The rows and pictures of each: {folder}\nThe picture: {folder / 'all.png'}", soft_wrap=True)
         console.print(caption(next(iter(last.values()))[1][0]), style="dim")
     without = Counter(row.reason for row in everything if row.status not in ("ok", "missing"))
     if without:
