@@ -70,12 +70,12 @@ def ask(
 def tell(asked: Asked, rows: Sequence[Row], console: Console, stopped: bool = False) -> None:
     """Shows the table, what got no time and why, and the advice; if it was stopped, among how many."""
     ranked = ranking(rows)
-    if stopped:
-        of = len([entry for entry in asked.options.entries(asked.size) if asked.options.wanted(entry)])
-        console.print(f"Stopped: {len(rows)} of {of} were timed. What follows holds among those alone.\n")
     if not ranked:
         console.print("No candidate was timed: there is nothing to advise.")
         return
+    if stopped:
+        of = len([entry for entry in asked.options.entries(asked.size) if asked.options.wanted(entry)])
+        console.print(f"Stopped: {len(rows)} of {of} were timed. What follows holds among those alone.\n")
     console.print(table.detail(rows, ranked[0].entry, asked.size[2] if len(asked.size) > 2 else None), end="\n\n")
     if any(row.reason for row in rows):
         console.print(table.untimed(rows), end="\n\n")
