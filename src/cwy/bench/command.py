@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from time import monotonic
 from types import ModuleType
 
 import torch
@@ -108,7 +107,7 @@ def measure(chosen: Options, console: Console) -> tuple[list[Row], bool]:
     torch.backends.cudnn.allow_tf32 = False
     where = context(chosen.device, chosen.seed)
     rows: list[Row] = []
-    # Drawn between samples, and seldom by its own thread, which runs while they are taken; not at all into a file.
+    # Seldom drawn by its own thread, which would run while samples are taken; not at all into a file.
     bar = Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=20),
@@ -118,17 +117,13 @@ def measure(chosen: Options, console: Console) -> tuple[list[Row], bool]:
         refresh_per_second=1,
         disable=not console.is_terminal,
     )
-    drawn, shown = 0.0, ""
     try:
         with bar:
             task = bar.add_task("", total=len(chosen.sizes))
 
             def watch(size: Size, what: str, part: float) -> None:
-                nonlocal drawn, shown
-                text, now = f"{show_size(size):>10}  {what:32}", monotonic()
-                due = text != shown or now > drawn + 0.1
-                drawn, shown = now if due else drawn, text
-                bar.update(task, completed=chosen.sizes.index(size) + part, description=text, refresh=due)
+                done, text = chosen.sizes.index(size) + part, f"{show_size(size):>10}  {what:32}"
+                bar.update(task, completed=done, description=text, refresh=text != bar.tasks[task].description)
 
             run(bench.name, chosen.entries, chosen.sizes, chosen.wanted, chosen.dtype, where, chosen.effort, rows, watch)
     except KeyboardInterrupt:

@@ -17,9 +17,8 @@ def exponential(a: Tensor) -> Tensor:
     float32 has few digits left.
     """
     n, most = a.shape[-1], 12 + a.shape[-1].bit_length()
-    # Detached: how often to square has no slope, and that of the logarithm of zero would make it NaN.
-    norm = a.detach().abs().sum(-2).amax(-1)[..., None, None] if n else a.real.new_zeros(*a.shape[:-2], 1, 1)
-    squarings = (norm / RADIUS).log2().ceil().clamp(min=0)
+    norm = a.abs().sum(-2).amax(-1)[..., None, None] if n else a.real.new_zeros(*a.shape[:-2], 1, 1)
+    squarings = (norm / RADIUS).clamp(min=1).log2().ceil()  # a logarithm of zero would make the gradient NaN
     e = _taylor(a * torch.exp2(-squarings))
     for k in range(most):
         e = torch.where(squarings > k, e @ e, e)
