@@ -1,5 +1,6 @@
 """The kernels that hold the transition on chip: every variant against the definition in float64, and compiled without a GPU."""
 
+import ctypes
 import itertools
 import re
 
@@ -9,7 +10,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from cwy.bench.rnn import off_kinks
 from cwy.ops import WY, cwy_matrix, nvrtc, rollout, wy_factors
-from cwy.ops.recurrence import cuda, shapes
+from cwy.ops.recurrence import cuda, tiling
 from cwy.ops.recurrence.modrelu import SOURCE
 from cwy.ops.recurrence.nonlinearities import NONLINEARITIES, modrelu, named
 from cwy.ops.recurrence.product import _macros
@@ -236,14 +237,14 @@ def test_the_layer_is_served_and_compiles():
 
 
 def variants():
-    """Shapes of every kind, each as every mode cuts it: (mode, shape, n)."""
+    """Tilings of every kind, as every mode divides them: (mode, tiling, n)."""
     for mode in range(3):
         for n in (1, 96, 128, 190, 224, 256):
-            yield mode, shapes.block(n, 128, 132), n
+            yield mode, tiling.block(n, 128, 132), n
         for n, batch in ((257, 130), (600, 130), (1024, 9), (1024, 130)):
-            yield mode, shapes.cluster(n, batch, mode, 0), n
+            yield mode, tiling.cluster(n, batch, mode, 0), n
         for n, reflections in ((300, 20), (1024, 128), (1024, 256)):
-            yield mode, shapes.factored(n, reflections, 130, 0), n
+            yield mode, tiling.factored(n, reflections, 130, 0), n
 
 
 @gpu
@@ -270,29 +271,60 @@ def test_complex_modrelu(bias, poisoned):
 @pytest.mark.skipif(nvrtc.why_not() is not None, reason="the compiler is not installed")
 def test_every_variant_compiles_without_a_gpu(monkeypatch, tmp_path):
     monkeypatch.setenv("CWY_CACHE", str(tmp_path))
-    monkeypatch.setattr(shapes, "clusters", lambda c, device: 120 // c)
+    monkeypatch.setattr(tiling, "clusters", lambda blocks, device: 120 // blocks)
     compiled = []
-    monkeypatch.setattr(
-        nvrtc, "kernel", lambda path, name, macros, shared, wide: compiled.append((path, tuple(sorted(macros.items())), shared))
-    )
-    for index, (mode, shape, n) in enumerate(variants()):
-        what = {"MODE": mode, "F": index % 6, "PACKED": index // 2 % 2, "OUT": 1, "EXTRA": int(mode == 0), "TWO": int(mode > 0)}
-        shape.kernel(what)
-        path, macros, shared = compiled[-1]
-        assert shared <= 227 * 1024
-        served = ("sm_90a", "sm_100a") if n > shapes.BLOCK else ("sm_80", "sm_90a", "sm_120a")
-        # In turn: each source is compiled in each mode for each architecture, not each of its shapes.
-        assert len(nvrtc.cubin(path, macros, served[index % len(served)])) > 1000
+
+    def kernel(path, name, macros, shared, wide, structures):
+        compiled.append((path, tuple(sorted(macros.items())), shared, structures))
+
+    monkeypatch.setattr(nvrtc, "kernel", kernel)
+    for index, (mode, chosen, n) in enumerate(variants()):
+        variant = tiling.Variant(
+            mode=mode,
+            nonlinearity=list(tiling.NONLINEARITIES)[index % 6],
+            packed=bool(index // 2 % 2),
+            reads_two=mode > 0,
+            writes_extra=mode == 0,
+        )
+        chosen.kernel(variant)
+        path, macros, shared, structures = compiled[-1]
+        assert shared <= tiling.BLOCK_SHARED_BYTES
+        served = ("sm_80", "sm_90a", "sm_120a")
+        if n > tiling.BLOCK_UNITS:
+            served = ("sm_90a", "sm_100a")
+        # In turn: each source is compiled in each mode for each architecture, not each of its tilings.
+        assert len(nvrtc.cubin(path, macros, served[index % len(served)], structures)) > 1000
     for m, n in ((7, 7), (100, 80), (190, 190), (1024, 1024)):
-        nvrtc.cubin(shapes.KERNELS / "product.cu", tuple(sorted(_macros(m, n).items())), "sm_90a")
+        nvrtc.cubin(tiling.KERNELS / "product.cu", tuple(sorted(_macros(m, n).items())), "sm_90a")
     nvrtc.cubin(SOURCE, (), "sm_80")
-    path, macros, _ = compiled[0]
+    path, macros, _, structures = compiled[0]
     kept = list(tmp_path.rglob("*.cubin"))
     stamps = [file.stat().st_mtime_ns for file in kept]
-    nvrtc.cubin(path, macros, "sm_80")
+    nvrtc.cubin(path, macros, "sm_80", structures)
     assert [file.stat().st_mtime_ns for file in kept] == stamps
     with pytest.raises(RuntimeError, match=r"NVRTC could not compile block\.cu"):
-        nvrtc.cubin(path, (*macros, ("R", 0)), "sm_90a")
+        nvrtc.cubin(path, (*macros, ("ROWS", 0)), "sm_90a", structures)
+
+
+@pytest.mark.skipif(nvrtc.why_not() is not None, reason="the compiler is not installed")
+def test_structures_lie_in_memory_as_python_thinks(monkeypatch, tmp_path):
+    """The compiler asserts the size and every offset that ctypes has."""
+    monkeypatch.setenv("CWY_CACHE", str(tmp_path))
+    mixed = nvrtc.structure("Mixed", a="int", b="const float*", c="float", d="unsigned long long", e="int")
+    structures = (tiling.Tensors, mixed)
+    lines = ['#include "structures.cuh"\n']
+    for structure in structures:
+        name = structure.__name__
+        lines.append(f'static_assert(sizeof({name}) == {ctypes.sizeof(structure)}, "size");\n')
+        for field, _ in structure._fields_:
+            offset = getattr(structure, field).offset
+            lines.append(f'static_assert(__builtin_offsetof({name}, {field}) == {offset}, "offset");\n')
+    source = tmp_path / "layout.cu"
+    source.write_text("".join(lines))
+    nvrtc.cubin(source, (), "sm_80", structures)
+    source.write_text("".join([*lines, 'static_assert(sizeof(Mixed) == 1, "size");']))
+    with pytest.raises(RuntimeError, match="could not compile"):
+        nvrtc.cubin(source, (), "sm_80", structures)
 
 
 def test_why_it_does_not_serve(monkeypatch):

@@ -19,6 +19,9 @@ from torch import Tensor
 
 Argument = Tensor | ctypes.Structure | int | float | None
 Defines = tuple[tuple[str, int], ...]
+Structures = tuple[type["Structure"], ...]
+STRUCTURES = "structures.cuh"
+"""The header that declares the structures a kernel takes. It is generated, and included by name."""
 
 
 def _installed() -> bool:
@@ -67,12 +70,46 @@ def arch(device: torch.device) -> str:
     return f"sm_{major}{minor}" + ("a" if major >= 9 else "")
 
 
-def cubin(path: Path, defines: Defines, arch: str) -> bytes:
+_POINTER = ctypes.c_void_p
+_C_TYPES = {"int": ctypes.c_int, "float": ctypes.c_float, "unsigned long long": ctypes.c_uint64}
+
+
+class Structure(ctypes.Structure):
+    """A structure that a kernel takes by value. See :func:`structure`."""
+
+    declaration: str
+
+
+def structure(name: str, **fields: str) -> type[Structure]:
+    """Make a structure from the C types of its fields, and the C text that declares it.
+
+    Example:
+        >>> structure("Sizes", data="const float*", n="int").declaration
+        'struct Sizes {\\n  const float* data;\\n  int n;\\n};\\n'
+    """
+    members = [(field, _POINTER if kind.endswith("*") else _C_TYPES[kind]) for field, kind in fields.items()]
+    lines = [f"  {kind} {field};\n" for field, kind in fields.items()]
+    declaration = f"struct {name} {{\n{''.join(lines)}}};\n"
+    return type(name, (Structure,), {"_fields_": members, "declaration": declaration})
+
+
+def _headers(folder: Path, structures: Structures) -> dict[str, str]:
+    """The text of each header by its name: those of a folder, the shared ones, and the generated one."""
+    headers = {}
+    for place in (folder, SHARED):
+        for header in sorted(place.glob("*.cuh")):
+            headers[header.name] = header.read_text()
+    declarations = [one.declaration for one in structures]
+    headers[STRUCTURES] = "#pragma once\n" + "".join(declarations)
+    return headers
+
+
+def cubin(path: Path, defines: Defines, arch: str, structures: Structures = ()) -> bytes:
     """A source compiled for an architecture, from the disk if it was compiled before; no GPU is needed."""
     nvrtc = _bindings("nvrtc")
 
     source = path.read_text()
-    headers = {header.name: header.read_text() for folder in (path.parent, SHARED) for header in sorted(folder.glob("*.cuh"))}
+    headers = _headers(path.parent, structures)
     options = [f"--gpu-architecture={arch}", "--std=c++17", *(f"--define-macro={name}={value}" for name, value in defines)]
     version = nvrtc.nvrtcVersion()[1:]
     key = hashlib.sha256(repr((source, headers, options, version)).encode()).hexdigest()
@@ -144,12 +181,6 @@ class Kernel:
         if wide:
             key = attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
             _call(driver.cuFuncSetAttribute(self._function, key, 1))
-
-    def registers(self) -> tuple[int, int]:
-        """Registers a thread, and bytes of local memory: those that did not fit."""
-        attribute = self._driver.CUfunction_attribute
-        keys = attribute.CU_FUNC_ATTRIBUTE_NUM_REGS, attribute.CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES
-        return tuple(_call(self._driver.cuFuncGetAttribute(key, self._function)) for key in keys)
 
     def _config(self, grid: tuple[int, int], threads: int, cluster: int = 1, cooperative: bool = False) -> Any:
         config = self._driver.CUlaunchConfig()
@@ -228,11 +259,20 @@ def _argument(arg: Argument) -> Any:
 
 
 @functools.cache
-def _load(path: Path, name: str, defines: Defines, shared: int, wide: bool, index: int) -> Kernel:
+def _load(path: Path, name: str, defines: Defines, structures: Structures, shared: int, wide: bool, index: int) -> Kernel:
     with torch.cuda.device(index):
-        return Kernel(cubin(path, defines, arch(torch.device("cuda", index))), name, shared, wide)
+        code = cubin(path, defines, arch(torch.device("cuda", index)), structures)
+        return Kernel(code, name, shared, wide)
 
 
-def kernel(path: Path, name: str, defines: dict[str, int], shared: int = 0, wide: bool = False) -> Kernel:
-    """The function ``name`` of a source, compiled with these macros for the current GPU."""
-    return _load(path, name, tuple(sorted(defines.items())), shared, wide, torch.cuda.current_device())
+def kernel(
+    path: Path,
+    name: str,
+    defines: dict[str, int],
+    shared: int = 0,
+    wide: bool = False,
+    structures: Structures = (),
+) -> Kernel:
+    """Compile the function ``name`` of a source with these macros and structures for the current GPU."""
+    macros = tuple(sorted(defines.items()))
+    return _load(path, name, macros, structures, shared, wide, torch.cuda.current_device())

@@ -8,6 +8,8 @@ __device__ __forceinline__ unsigned pack(float low, float high) {
 }
 __device__ __forceinline__ float2 unpack(unsigned both) {
   float2 v;
-  asm("{\n.reg .f16 a, b;\nmov.b32 {a, b}, %2;\ncvt.f32.f16 %0, a;\ncvt.f32.f16 %1, b;\n}" : "=f"(v.x), "=f"(v.y) : "r"(both));
+  asm("{\n.reg .f16 a, b;\nmov.b32 {a, b}, %2;\ncvt.f32.f16 %0, a;\ncvt.f32.f16 %1, b;\n}"
+      : "=f"(v.x), "=f"(v.y)
+      : "r"(both));
   return v;
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -11,17 +10,16 @@ import torch
 from torch import Tensor
 
 from .. import nvrtc
-from . import autograd, loops, shapes
+from . import autograd, loops, tiling
 from .nonlinearities import NONLINEARITIES, Nonlinearity
 from .product import product
-from .shapes import ADJOINT, FORWARD, RECOVER
+from .tiling import ADJOINT, FORWARD, RECOVER
 from .transition import Formed, Matrix, Signed
 
 if TYPE_CHECKING:
     from .functions import Request
 
 CHUNK = 1024
-_F = {name: index for index, name in enumerate(("modrelu", "abs", "relu", "leaky_relu", "tanh", "identity"))}
 
 
 def why_not(request: Request) -> str | None:
@@ -33,12 +31,12 @@ def why_not(request: Request) -> str | None:
     if request.device != "cuda":
         reasons.append(f"x is on {request.device}")
     else:
-        wide = request.n > shapes.BLOCK
+        wide = request.n > tiling.BLOCK_UNITS
         if _capability(request.index) < (8, 0):
             reasons.append("it needs an NVIDIA GPU of capability 8.0")
         elif wide and _capability(request.index)[0] not in (9, 10):
             reasons.append(f"for N = {request.n} it needs the shared memory of an NVIDIA GPU of capability 9.0 or 10.0")
-    if request.nonlinearity not in _F:
+    if request.nonlinearity not in tiling.NONLINEARITIES:
         reasons.append("the nonlinearity is a callable")
     if request.dtype != torch.float32:
         reasons.append(f"it computes in float32, and this is {request.dtype}")
@@ -46,10 +44,10 @@ def why_not(request: Request) -> str | None:
         reasons.append("there is no unit")
     if max(request.steps, request.n) * request.batch >= 2**31:
         reasons.append("it counts rows and states of a step in 31 bits")
-    if request.n > shapes.CLUSTER:
-        reasons.append(f"N = {request.n} is above the {shapes.CLUSTER} that a cluster holds")
-    if request.factors is not None and request.factors > shapes.FACTORS:
-        reasons.append(f"L = {request.factors} is above the {shapes.FACTORS} that a cluster holds as factors")
+    if request.n > tiling.CLUSTER_UNITS:
+        reasons.append(f"N = {request.n} is above the {tiling.CLUSTER_UNITS} that a cluster holds")
+    if request.factors is not None and request.factors > tiling.CLUSTER_REFLECTIONS:
+        reasons.append(f"L = {request.factors} is above the {tiling.CLUSTER_REFLECTIONS} that a cluster holds as factors")
     if request.steps == 0 or request.batch == 0:
         reasons.append("there is no step")
     if request.transformed is not None:
@@ -73,7 +71,7 @@ def _capability_of(device: int) -> tuple[int, int]:
 
 def prefers_factors(n: int, reflections: int) -> bool:
     """Whether a cluster runs faster by factors than by a formed Q; a block never does."""
-    return n > shapes.BLOCK and reflections <= min(n // 4, shapes.FACTORS)
+    return n > tiling.BLOCK_UNITS and reflections <= min(n // 4, tiling.CLUSTER_REFLECTIONS)
 
 
 def rollout(
@@ -81,16 +79,6 @@ def rollout(
     memory: str, last: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     return autograd.rollout(x, h0, q, bias, weight, nonlinearity, sizes, memory, last, "cuda")
-
-
-class _Tensors(ctypes.Structure):
-    """``Tensors`` of common.cuh."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("one", "two", "bias", "start", "offsets", "lengths")),
-        *((name, ctypes.c_void_p) for name in ("out", "extra", "end", "dbias")),
-        *((name, ctypes.c_int) for name in ("n", "batch", "steps")),
-    )
 
 
 def run(
@@ -153,31 +141,38 @@ def _launch(
     packed, down = sizes[0] != sizes[-1], mode != FORWARD
     if packed:
         given["offsets"], given["lengths"] = _kept(_packing(tuple(sizes), given["one"].device))
-    fields = _Tensors(n=n, batch=batch, steps=len(sizes), **{name: t.data_ptr() for name, t in given.items()})
+    addresses = {name: t.data_ptr() for name, t in given.items()}
+    fields = tiling.Tensors(n=n, batch=batch, steps=len(sizes), **addresses)
     if isinstance(q, Formed):
         reflections, arguments = None, [(q.q.mT if down else q.q).contiguous(), fields]
     else:
         a, b = (q.y, q.w) if down else (q.w, q.y)
         reflections, arguments = a.shape[1], [a.contiguous(), b.contiguous(), q.d.contiguous(), fields, a.shape[1], inner]
-    what = packed, "out" in given, "extra" in given, "two" in given
-    _prepared(n, reflections, batch, mode, f.name, what, device)(*arguments)
+    variant = tiling.Variant(
+        mode=mode,
+        nonlinearity=f.name,
+        packed=packed,
+        reads_two="two" in given,
+        writes_out="out" in given,
+        writes_extra="extra" in given,
+    )
+    _prepared(n, reflections, batch, variant, device)(*arguments)
 
 
 @functools.lru_cache(maxsize=256)
-def _prepared(
-    n: int, reflections: int | None, batch: int, mode: int, f: str, what: tuple[bool, ...], device: int
-) -> Callable[..., None]:
-    """The launch of the kernel for what is asked, cut for it."""
-    asked = dict(zip(("PACKED", "OUT", "EXTRA", "TWO"), map(int, what), strict=True))
+def _prepared(n: int, reflections: int | None, batch: int, variant: tiling.Variant, device: int) -> Callable[..., None]:
+    """Return the launch of the kernel that this needs."""
     with torch.cuda.device(device):
         if reflections is not None:
-            shape = shapes.factored(n, reflections, batch, device)
-        elif n <= shapes.BLOCK:
-            shape = shapes.block(n, batch, torch.cuda.get_device_properties(device).multi_processor_count)
+            chosen = tiling.factored(n, reflections, batch, device)
+        elif n <= tiling.BLOCK_UNITS:
+            processors = torch.cuda.get_device_properties(device).multi_processor_count
+            chosen = tiling.block(n, batch, processors)
         else:
-            shape = shapes.cluster(n, batch, mode, device)
-        kernel = shape.kernel({"MODE": mode, "F": _F[f], **asked})
-    return kernel.prepare((shape.blocks(batch), 1), shape.threads, cluster=shape.cluster)
+            chosen = tiling.cluster(n, batch, variant.mode, device)
+        kernel = chosen.kernel(variant)
+    grid = (chosen.blocks(batch), 1)
+    return kernel.prepare(grid, chosen.threads, cluster=chosen.cluster)
 
 
 _recorded: list[tuple[Tensor, Tensor]] = []

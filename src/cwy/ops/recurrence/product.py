@@ -1,46 +1,82 @@
-"""The transition's gradient: the sum over all rows of two tall matrices, at tensor-core speed with float32 accuracy."""
+"""The gradient of the transition: a sum over all rows of two tall matrices.
+
+On Hopper GPUs it runs on tensor cores, with the accuracy of float32.
+"""
 
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from .. import nvrtc
 from ..precision import full_precision
-from .shapes import KERNELS
+from .tiling import KERNELS
 
-FEW, CHUNK = 256, 1024  # rows of which a plain product is as exact, and to which it is cut: one long float32 sum loses digits
+FEW_ROWS = 256
+"""Below this a plain product is as exact."""
+CHUNK_ROWS = 1024
+"""A plain product is divided into so many rows, because one long float32 sum loses digits."""
+STEP_ROWS = 32
+"""Rows of a step of the kernel."""
+STAGES = 3
+"""Steps of the kernel that shared memory holds."""
 
 
 def product(a: Tensor, b: Tensor, heads: Tensor) -> Tensor:
-    r"""$\sum_k a_k b_k^\top$, where row k of b is that of ``heads`` for the first of them, and the later rows are b's.
+    r"""Compute $\sum_k a_k b_k^\top$, where the first rows of b are those of ``heads``.
 
     Args:
         a: ``(K, M)``, float32, on a GPU.
-        b: ``(at least K - H, N)``.
+        b: ``(at least K - H, N)``, the rows after those of ``heads``.
         heads: ``(H, N)``.
 
     Returns:
         ``(M, N)``.
     """
-    rows, m, n, headed = a.shape[0], a.shape[1], heads.shape[1], heads.shape[0]
-    if rows < FEW or (cut := _cut(m, n, a.get_device())) is None:
-        with full_precision("cuda"):
-            parts = (a[:headed], heads), (a[headed:], b[: rows - headed])
-            pairs = (pair for part in parts for pair in zip(*(t.split(CHUNK) for t in part), strict=True))
-            return sum((ours.mT @ theirs for ours, theirs in pairs), a.new_zeros(m, n))
-    each = -(-(rows + 7) // (cut.parts * 32)) * 32
-    parts = -(-(rows + 7) // each)
-    out, given = a.new_empty(parts, m, n), (a.contiguous(), b.contiguous(), heads.contiguous())
-    cut.kernel((cut.tiles, parts), cut.threads, *given, out, m, n, rows, headed, each)
+    rows, m = a.shape
+    headed, n = heads.shape
+    if rows < FEW_ROWS:
+        return _plain(a, b, heads)
+    tiling = _tiling(m, n, a.get_device())
+    if tiling is None:
+        return _plain(a, b, heads)
+    # The kernel begins up to 7 rows early, so that the heads end where 8 rows do.
+    padded = rows + 7
+    each = -(-padded // (tiling.parts * STEP_ROWS)) * STEP_ROWS
+    parts = -(-padded // each)
+    out = a.new_empty(parts, m, n)
+    given = (a.contiguous(), b.contiguous(), heads.contiguous())
+    sizes = (m, n, rows, headed, each)
+    tiling.kernel((tiling.tiles, parts), tiling.threads, *given, out, *sizes)
     return out.sum(0)
 
 
-class _Cut(NamedTuple):
-    """The kernel, and into how many ``tiles`` it cuts the result and, at most, ``parts`` the rows."""
+def _plain(a: Tensor, b: Tensor, heads: Tensor) -> Tensor:
+    """Compute the same by products of few rows, so that no sum is long."""
+    rows = a.shape[0]
+    headed = heads.shape[0]
+    total = a.new_zeros(a.shape[1], heads.shape[1])
+    with full_precision("cuda"):
+        for left, right in ((a[:headed], heads), (a[headed:], b[: rows - headed])):
+            chunks = zip(left.split(CHUNK_ROWS), right.split(CHUNK_ROWS), strict=True)
+            for ours, theirs in chunks:
+                total = total + ours.mT @ theirs
+    return total
+
+
+@dataclass(frozen=True)
+class _Tiling:
+    """How the kernel divides the result and the rows.
+
+    Attributes:
+        kernel: compiled for this tiling.
+        threads: threads of a block.
+        tiles: tiles of the result.
+        parts: the most parts into which the rows are divided.
+    """
 
     kernel: nvrtc.Kernel
     threads: int
@@ -49,21 +85,43 @@ class _Cut(NamedTuple):
 
 
 @functools.cache
-def _cut(m: int, n: int, device: int) -> _Cut | None:
-    """For a result M x N; None where the GPU has no such kernel."""
+def _tiling(m: int, n: int, device: int) -> _Tiling | None:
+    """Return the tiling for an M x N result, or None where the GPU has no such kernel."""
     if torch.cuda.get_device_capability(device)[0] != 9:
         return None
     macros = _macros(m, n)
-    groups, width, blocks = macros["GROUPS"], macros["WIDTH"], macros["BLOCKS"]
+    width = macros["WIDTH"]
+    groups = macros["WARPGROUPS"]
     tiles = -(-m // (64 * groups)) * -(-n // width)
     processors = torch.cuda.get_device_properties(device).multi_processor_count
+    # Each number of b is a high and a low part.
+    shared = STAGES * 2 * width * STEP_ROWS * 4
     with torch.cuda.device(device):
-        kernel = nvrtc.kernel(KERNELS / "product.cu", "product", macros, 3 * 2 * width * 128)
-    return _Cut(kernel, 128 * groups, tiles, max(1, processors * blocks // tiles))
+        kernel = nvrtc.kernel(KERNELS / "product.cu", "product", macros, shared)
+    at_once = processors * macros["BLOCKS_PER_PROCESSOR"]
+    return _Tiling(kernel, 128 * groups, tiles, max(1, at_once // tiles))
 
 
 def _macros(m: int, n: int) -> dict[str, int]:
-    """Tiles of 64 GROUPS x WIDTH that fit M x N with little to spare."""
-    groups = 1 if m <= 64 else 3 if 128 < m <= 192 else 2
-    width = 64 if n <= 64 else 96 if groups == 3 or n <= 96 or 128 < n <= 192 else 128
-    return {"GROUPS": groups, "WIDTH": width, "PIECES": 1, "BLOCKS": 2 if groups == 1 else 1, "VEC": 2 - m % 2}
+    """Return the macros of tiles that fit M x N with little to spare."""
+    groups = 2
+    if m <= 64:
+        groups = 1
+    elif 128 < m <= 192:
+        groups = 3
+    width = 128
+    if n <= 64:
+        width = 64
+    elif groups == 3 or n <= 96 or 128 < n <= 192:
+        width = 96
+    blocks = 1
+    if groups == 1:
+        blocks = 2
+    return {
+        "WARPGROUPS": groups,
+        "WIDTH": width,
+        "BLOCKS_PER_PROCESSOR": blocks,
+        "LOAD_WIDTH": 2 - m % 2,
+        "STEP_ROWS": STEP_ROWS,
+        "STAGES": STAGES,
+    }

@@ -1,42 +1,63 @@
-// block.cu's recurrence on tensor cores: a cluster of C blocks holds Q and runs PASSES x NT tiles of SP <= 8 sequences.
+// block.cu's recurrence on tensor cores: a cluster of CLUSTER blocks holds Q and runs PASSES x PASS_TILES tiles of
+// TILE_SEQUENCES <= 8 sequences.
 //
-// A block owns 64 rows. Its warps multiply: 2 groups of rows x 4 quarters of the columns. Four warps finish a tile, one for
-// 16 rows, and send it to every block of the cluster, as the operand of the next product. Passes take turns: the states of
-// one travel while another is multiplied. MODE as in block.cu.
-#include "halves.cuh"
+// A block owns 64 rows. Its warps multiply: 2 groups of rows x 4 quarters of the columns. Four warps finish a tile, one
+// for 16 rows, and send it to every block of the cluster, as the operand of the next product. Passes take turns: the
+// states of one travel while another is multiplied. MODE as in block.cu.
+//
+//   CLUSTER         blocks of a cluster
+//   PASSES          passes that take turns
+//   PASS_TILES      tiles of sequences of a pass
+//   TILE_SEQUENCES  sequences of a tile
+//   KEPT_TILES      tiles of Q, of a warp's CLUSTER, that are in registers
+//   BLOCK_ROWS      rows of Q of a block
+//   TILES           tiles of sequences of a cluster
+//   SEQUENCES       sequences of a cluster
+//   COLUMN_TILES    tiles of 16 columns of Q
+//   PASS_BYTES      bytes that reach a block in a pass
+#include "split_fp16.cuh"
 
-constexpr int ROWS = 64, TILES = PASSES * NT, S = TILES * SP, KT = 4 * C;
-constexpr int BYTES = NT * KT * SP * (64 + 4);  // that reach a block in a pass
-static_assert(THREADS == 256 && TILES <= 2 && SP <= 8, "eight warps, of which four finish a tile");
+constexpr int BLOCK_ROWS = 64;
+constexpr int TILES = PASSES * PASS_TILES;
+constexpr int SEQUENCES = TILES * TILE_SEQUENCES;
+constexpr int COLUMN_TILES = 4 * CLUSTER;
+constexpr int PASS_BYTES = PASS_TILES * COLUMN_TILES * TILE_SEQUENCES * (64 + 4);
+static_assert(THREADS == 256 && TILES <= 2 && TILE_SEQUENCES <= 8, "eight warps, of which four finish a tile");
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) rollout(const float* __restrict__ matrix, const Tensors of) {
   extern __shared__ __align__(16) float memory[];
-  uint4* const states = reinterpret_cast<uint4*>(memory);                        // 2 x TILES x KT x SP x 4
-  float* const scales = reinterpret_cast<float*>(states + 2 * TILES * KT * SP * 4);  // 2 x TILES x KT x 8
-  float* const parts = scales + 2 * TILES * KT * 8;                              // 4 x TILES x 4 x 128
+  uint4* const states = reinterpret_cast<uint4*>(memory);  // 2 x TILES x COLUMN_TILES x TILE_SEQUENCES x 4
+  float* const scales =
+      reinterpret_cast<float*>(states + 2 * TILES * COLUMN_TILES * TILE_SEQUENCES * 4);  // 2 x TILES x COLUMN_TILES x 8
+  float* const parts = scales + 2 * TILES * COLUMN_TILES * 8;                            // 4 x TILES x 4 x 128
   float* const ring = parts + 4 * TILES * 4 * 128;
   float* const rest = ring + Units<4>::shared;
   __shared__ unsigned long long barriers[2 * PASSES];
 
   const unsigned rank = cluster_rank();
-  const int sequence = blockIdx.x / C * S, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int sequence = blockIdx.x / CLUSTER * SEQUENCES, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int group = lane / 4, within = lane % 4;
-  const int tile = warp / 4, quarter = warp / 2, row = 32 * (warp % 2);  // finishes 16 rows of a tile; multiplies 32 rows
+  const int tile = warp / 4, quarter = warp / 2,
+            row = 32 * (warp % 2);  // finishes 16 rows of a tile; multiplies 32 rows
   // A lane has four columns in a row, so that one that finishes four states has its words of the next operand.
-  Fragments<2, C, KR> q;
-  unsigned* const peaks = reinterpret_cast<unsigned*>(parts);  // 4 x ROWS
+  Fragments<2, CLUSTER, KEPT_TILES> q;
+  unsigned* const peaks = reinterpret_cast<unsigned*>(parts);  // 4 x BLOCK_ROWS
   const auto row_exponent = [&](int i) {
-    return exponent(max(max(peaks[i], peaks[ROWS + i]), max(peaks[2 * ROWS + i], peaks[3 * ROWS + i])));
+    return exponent(
+        max(max(peaks[i], peaks[BLOCK_ROWS + i]), max(peaks[2 * BLOCK_ROWS + i], peaks[3 * BLOCK_ROWS + i])));
   };
   {
     unsigned own[2][2];
-    q.load(rest, [&](int m, int half, int j, int c) {
-      const int i = rank * ROWS + row + 16 * m + 8 * half + group, k = 64 * j + 16 * quarter + 4 * within + c;
-      return i < of.n && k < of.n ? matrix[(long)i * of.n + k] : 0.f;
-    }, own);
+    q.load(
+        rest,
+        [&](int m, int half, int j, int c) {
+          const int i = rank * BLOCK_ROWS + row + 16 * m + 8 * half + group, k = 64 * j + 16 * quarter + 4 * within + c;
+          return i < of.n && k < of.n ? matrix[(long)i * of.n + k] : 0.f;
+        },
+        own);
     #pragma unroll
     for (int i = 0; i < 4; i++)
-      if (within == 0) peaks[quarter * ROWS + row + 8 * i + group] = own[i / 2][i % 2];
+      if (within == 0) peaks[quarter * BLOCK_ROWS + row + 8 * i + group] = own[i / 2][i % 2];
     __syncthreads();
     #pragma unroll
     for (int i = 0; i < 4; i++) own[i / 2][i % 2] = row_exponent(row + 8 * i + group);
@@ -48,7 +69,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) rollout(const float* __
   float power_of[4];
   #pragma unroll
   for (int u = 0; u < 4; u++) {
-    units.set(u, tile < TILES && group < SP, sequence + tile * SP + group, rank * ROWS + own + u);
+    units.set(u, tile < TILES && group < TILE_SEQUENCES, sequence + tile * TILE_SEQUENCES + group,
+              rank * BLOCK_ROWS + own + u);
     power_of[u] = power(row_exponent(own + u), 0);
   }
   units.begin();
@@ -60,56 +82,58 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) rollout(const float* __
   const auto share = [&](int it) {
     const float4 v = make_float4(units.value[0], units.value[1], units.value[2], units.value[3]);
     const unsigned e = exponent(largest_of_four_lanes(largest(v)));
-    const int k = ((it & 1) * TILES + tile) * KT + 4 * (int)rank + warp % 4;
-    const unsigned to = shared_address(states + k * SP * 4 + lane), scale = shared_address(scales + k * 8 + group);
-    const unsigned full = barrier + 16 * (tile / NT) + 8 * (it & 1);
+    const int k = ((it & 1) * TILES + tile) * COLUMN_TILES + 4 * (int)rank + warp % 4;
+    const unsigned to = shared_address(states + k * TILE_SEQUENCES * 4 + lane),
+                   scale = shared_address(scales + k * 8 + group);
+    const unsigned full = barrier + 16 * (tile / PASS_TILES) + 8 * (it & 1);
     const uint4 words = split(times(v, lift(e)));
-    if (group < SP) {
+    if (group < TILE_SEQUENCES) {
       #pragma unroll
-      for (int i = 0; i < C; i++) {
-        const unsigned r = rank + i < C ? rank + i : rank + i - C;
+      for (int i = 0; i < CLUSTER; i++) {
+        const unsigned r = rank + i < CLUSTER ? rank + i : rank + i - CLUSTER;
         send(remote(to, r), words, remote(full, r));
       }
-      for (int r = within; r < C; r += 4) send(remote(scale, r), power(e, 28), remote(full, r));
+      for (int r = within; r < CLUSTER; r += 4) send(remote(scale, r), power(e, 28), remote(full, r));
     }
   };
   const int total = units.longest + (MODE != FORWARD);
   if (threadIdx.x == 0)
-    for (int p = 0; p < PASSES; p++) barrier_expect(barrier + 16 * p, BYTES);
+    for (int p = 0; p < PASSES; p++) barrier_expect(barrier + 16 * p, PASS_BYTES);
   if (tile < TILES) {
     share(0);
     units.turn(0);
   }
 
-  const int column = group < SP ? group : SP - 1;  // lanes of no sequence read another's
+  const int column = group < TILE_SEQUENCES ? group : TILE_SEQUENCES - 1;  // lanes of no sequence read another's
   const int slot = group / 2 * 32 + 8 * ((within / 2 * 2 + group % 2) ^ (group / 2)) + 4 * (within % 2);
   for (int it = 0; it < total; it++) {
     const bool more = it + 1 < total;
     #pragma unroll
     for (int p = 0; p < PASSES; p++) {
-      if (threadIdx.x == 0 && more) barrier_expect(barrier + 16 * p + 8 * (~it & 1), BYTES);
+      if (threadIdx.x == 0 && more) barrier_expect(barrier + 16 * p + 8 * (~it & 1), PASS_BYTES);
       barrier_wait(barrier + 16 * p + 8 * (it & 1), it >> 1 & 1);
-      const int k = ((it & 1) * TILES + p * NT) * KT + quarter;
-      float sums[NT][2][4] = {};
+      const int k = ((it & 1) * TILES + p * PASS_TILES) * COLUMN_TILES + quarter;
+      float sums[PASS_TILES][2][4] = {};
       #pragma unroll
-      for (int j = 0; j < C; j++)
+      for (int j = 0; j < CLUSTER; j++)
         #pragma unroll
-        for (int t = 0; t < NT; t++) {
-          const int from = k + t * KT + 4 * j;
-          const uint4 words = states[from * SP * 4 + column * 4 + within];
+        for (int t = 0; t < PASS_TILES; t++) {
+          const int from = k + t * COLUMN_TILES + 4 * j;
+          const uint4 words = states[from * TILE_SEQUENCES * 4 + column * 4 + within];
           const float2 scale = reinterpret_cast<float2*>(scales)[from * 4 + within];
           q.multiply(0, j, words, scale, sums[t][0]);
           q.multiply(1, j, words, scale, sums[t][1]);
         }
       #pragma unroll
-      for (int t = 0; t < NT; t++)
+      for (int t = 0; t < PASS_TILES; t++)
         #pragma unroll
         for (int m = 0; m < 2; m++) {
-          float* const part = parts + ((quarter * TILES + p * NT + t) * 4 + row / 16 + m) * 128 + within * 32 + group;
+          float* const part =
+              parts + ((quarter * TILES + p * PASS_TILES + t) * 4 + row / 16 + m) * 128 + within * 32 + group;
           #pragma unroll
           for (int i = 0; i < 4; i++) part[8 * (i ^ within)] = sums[t][m][i];
         }
-      if (tile / NT != p) {
+      if (tile / PASS_TILES != p) {
         asm volatile("bar.arrive %0, %1;" ::"r"(p + 1), "n"(THREADS) : "memory");
         continue;
       }
@@ -122,8 +146,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) rollout(const float* __
       }
       #pragma unroll
       for (int u = 0; u < 4; u++)
-        if (MODE != FORWARD && !more) units.close(u, v[u] * power_of[u]);
-        else units.finish(u, it, v[u] * power_of[u]);
+        if (MODE != FORWARD && !more)
+          units.close(u, v[u] * power_of[u]);
+        else
+          units.finish(u, it, v[u] * power_of[u]);
       if (more) {
         share(it + 1);
         units.turn(it + 1);

@@ -1,11 +1,25 @@
-// What the recurrence's kernels share: products held on chip, sums over lanes, clusters, the nonlinearities.
+// What the kernels of the recurrence share: nonlinearities, products held on chip, sums over lanes, clusters.
+//
+// Python defines every macro of this file and passes it to the compiler (tiling.py, cuda.py):
+//   FORWARD, ADJOINT, RECOVER  the values of MODE
+//   MODRELU, ABS, RELU, LEAKY_RELU, TANH, IDENTITY  the values of NONLINEARITY
+//   MODE          which way the recurrence runs
+//   NONLINEARITY  which one is applied
+//   THREADS       threads of a block
+//   DEPTH         steps of inputs that the ring in shared memory holds
+//   PACKED        whether sequences differ in length
+//   READS_TWO     whether each step reads `two`
+//   WRITES_OUT    whether each step writes `out`
+//   WRITES_EXTRA  whether each step writes `extra`
+// The header structures.cuh is generated from the ctypes structure in cuda.py.
 #pragma once
+#include "structures.cuh"
 
-enum { MODRELU, ABS, RELU, LEAKY_RELU, TANH, IDENTITY };
-enum { FORWARD, ADJOINT, RECOVER };
-constexpr float SLOPE = 0.01f, TINY = 1.17549435e-38f;
+constexpr float SLOPE = 0.01f;           // of leaky ReLU
+constexpr float TINY = 1.17549435e-38f;  // the smallest normal float
 
-// ---- nonlinearities ------------------------------------------------------------------------------------------------
+// Nonlinearities.
+//
 // 1, or 0 for zero. A choice would take one of the few predicates, and units would wait for each other.
 __device__ __forceinline__ float nonzero(float z) {
   float one;
@@ -14,29 +28,31 @@ __device__ __forceinline__ float nonzero(float z) {
 }
 // The bias is modReLU's threshold; elsewhere it was added to z. Comparisons are such that NaN stays NaN.
 __device__ __forceinline__ float apply(float z, float bias) {
-  if (F == MODRELU) {
+  if (NONLINEARITY == MODRELU) {
     const float size = fabsf(z) + bias;
     return nonzero(z) * copysignf(size <= 0.f ? 0.f : size, z);
   }
-  if (F == ABS) return fabsf(z);
-  if (F == RELU) return z <= 0.f ? 0.f : z;
-  if (F == LEAKY_RELU) return z > 0.f ? z : SLOPE * z;
-  if (F == TANH) return tanhf(z);
+  if (NONLINEARITY == ABS) return fabsf(z);
+  if (NONLINEARITY == RELU) return z <= 0.f ? 0.f : z;
+  if (NONLINEARITY == LEAKY_RELU) return z > 0.f ? z : SLOPE * z;
+  if (NONLINEARITY == TANH) return tanhf(z);
   return z;
 }
 // The derivative from h; for abs from z.
 __device__ __forceinline__ float derivative(float h) {
-  if (F == MODRELU) return nonzero(h);
-  if (F == ABS) return h > 0.f ? 1.f : h < 0.f ? -1.f : 0.f;
-  if (F == RELU) return h > 0.f ? 1.f : 0.f;
-  if (F == LEAKY_RELU) return h > 0.f ? 1.f : SLOPE;
-  if (F == TANH) return 1.f - h * h;
+  if (NONLINEARITY == MODRELU) return nonzero(h);
+  if (NONLINEARITY == ABS) return h > 0.f ? 1.f : h < 0.f ? -1.f : 0.f;
+  if (NONLINEARITY == RELU) return h > 0.f ? 1.f : 0.f;
+  if (NONLINEARITY == LEAKY_RELU) return h > 0.f ? 1.f : SLOPE;
+  if (NONLINEARITY == TANH) return 1.f - h * h;
   return 1.f;
 }
 
-// ---- sums over a group of lanes --------------------------------------------------------------------------------------
+// Sums over a group of lanes.
+//
 // Each lane has V partial sums; after fold, each has the whole of a few. Half of the values change hands at each level.
-template <int V, int HALF> __device__ __forceinline__ void fold(float* a, int lane) {
+template <int V, int HALF>
+__device__ __forceinline__ void fold(float* a, int lane) {
   if constexpr (HALF > 0) {
     if constexpr (V == 1) {
       a[0] += __shfl_xor_sync(~0u, a[0], HALF);
@@ -55,7 +71,8 @@ template <int V, int HALF> __device__ __forceinline__ void fold(float* a, int la
   }
 }
 // Which values a lane has then: `count` of them from `first`.
-template <int V, int HALF> __device__ __forceinline__ void folded(int lane, int& first, int& count) {
+template <int V, int HALF>
+__device__ __forceinline__ void folded(int lane, int& first, int& count) {
   if constexpr (HALF > 0) {
     const bool high = lane & HALF;
     if constexpr (V == 1) {
@@ -69,24 +86,26 @@ template <int V, int HALF> __device__ __forceinline__ void folded(int lane, int&
     }
   }
 }
-__device__ constexpr int left_after(int v, int half) { return half == 0 ? v : left_after((v + 1) / 2, half / 2); }
+__device__ constexpr int left_after(int v, int half) {
+  return half == 0 ? v : left_after((v + 1) / 2, half / 2);
+}
 
-// ---- a matrix held by the block ----------------------------------------------------------------------------------------
-template <int Width> struct Vec;
-template <> struct Vec<4> { typedef float4 type; };
-template <> struct Vec<2> { typedef float2 type; };
-
-// Rows a thread, Count vectors of Width columns each of which Kept are in registers and the others in shared memory; the
-// Lanes of a group share rows and take columns in turn.
-template <int Rows, int Count, int Kept, int Width, int Lanes> struct Held {
-  typedef typename Vec<Width>::type vec;
+// A matrix held by the block.
+//
+//   Rows   rows of each thread
+//   Count  vectors of four columns of each row
+//   Kept   those that are in registers. The others are in shared memory
+//   Lanes  threads that share rows and take columns in turn
+template <int Rows, int Count, int Kept, int Lanes>
+struct Held {
+  typedef float4 vec;
+  static constexpr int Width = 4;  // columns of a vector
   float q[Rows][Kept * Width];
   vec* rest;
 
-  static constexpr int spilled = Rows * (Count - Kept) * Width * THREADS;  // floats of shared memory
-
   // Row i, column m of the block's part is element i*down + m*across of the source.
-  __device__ __forceinline__ void load(const float* source, long down, long across, int rows, int columns, float* shared) {
+  __device__ __forceinline__ void load(const float* source, long down, long across, int rows, int columns,
+                                       float* shared) {
     rest = reinterpret_cast<vec*>(shared) + threadIdx.x;
     const int group = threadIdx.x / Lanes, c = threadIdx.x % Lanes;
     #pragma unroll
@@ -98,14 +117,17 @@ template <int Rows, int Count, int Kept, int Width, int Lanes> struct Held {
         for (int k = 0; k < Width; k++) {
           const int m = (j * Lanes + c) * Width + k;
           const float value = i < rows && m < columns ? source[i * down + m * across] : 0.f;
-          if (j < Kept) q[r][(j < Kept ? j : 0) * Width + k] = value;
-          else reinterpret_cast<float*>(rest + (r * (Count - Kept) + j - Kept) * THREADS)[k] = value;
+          if (j < Kept)
+            q[r][(j < Kept ? j : 0) * Width + k] = value;
+          else
+            reinterpret_cast<float*>(rest + (r * (Count - Kept) + j - Kept) * THREADS)[k] = value;
         }
     }
   }
 
   // Partial products with Vectors that stand `stride` apart; to be folded.
-  template <int Vectors> __device__ __forceinline__ void multiply(const float* vectors, int stride, float* sums) const {
+  template <int Vectors>
+  __device__ __forceinline__ void multiply(const float* vectors, int stride, float* sums) const {
     const int c = threadIdx.x % Lanes;
     #pragma unroll
     for (int v = 0; v < Vectors * Rows; v++) sums[v] = 0.f;
@@ -114,7 +136,8 @@ template <int Rows, int Count, int Kept, int Width, int Lanes> struct Held {
       float own[Rows][Width];
       if (j >= Kept) {
         #pragma unroll
-        for (int r = 0; r < Rows; r++) *reinterpret_cast<vec*>(own[r]) = rest[(r * (Count - Kept) + j - Kept) * THREADS];
+        for (int r = 0; r < Rows; r++)
+          *reinterpret_cast<vec*>(own[r]) = rest[(r * (Count - Kept) + j - Kept) * THREADS];
       }
       #pragma unroll
       for (int s = 0; s < Vectors; s++) {
@@ -142,35 +165,39 @@ struct Sum {
   }
 };
 
-// ---- copies in flight ----------------------------------------------------------------------------------------------------
-// A thread reads only what it copied itself. Volatile keeps these in order among themselves, and nothing else waits for them.
-__device__ __forceinline__ unsigned shared_address(const void* p) { return (unsigned)__cvta_generic_to_shared(p); }
+// Copies in flight.
+//
+// A thread reads only what it copied itself. Volatile keeps these in order among themselves, and nothing else waits for
+// them.
+__device__ __forceinline__ unsigned shared_address(const void* p) {
+  return (unsigned)__cvta_generic_to_shared(p);
+}
 __device__ __forceinline__ void copy_async(unsigned to, const float* from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from));
 }
-__device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;"); }
-template <int Pending> __device__ __forceinline__ void arrived() { asm volatile("cp.async.wait_group %0;" ::"n"(Pending)); }
+__device__ __forceinline__ void commit() {
+  asm volatile("cp.async.commit_group;");
+}
+template <int Pending>
+__device__ __forceinline__ void arrived() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(Pending));
+}
 __device__ __forceinline__ float read(unsigned from) {
   float value;
   asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(from));
   return value;
 }
 
-__device__ __forceinline__ void clear(unsigned at) { asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(0.f)); }
+__device__ __forceinline__ void clear(unsigned at) {
+  asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(0.f));
+}
 
-// ---- the units that a lane finishes ------------------------------------------------------------------------------------
-// Tensors of a rollout; absent ones are null. `one` and `two` are read at each step: x (FORWARD); states, or z for abs, and
-// the gradient from outside (ADJOINT); x and signs (RECOVER). `start` is the state before the first step, or what reaches the
-// last one; `end` the last state, or what leaves the first step. Rows of a step begin at `offsets`, if lengths differ.
-struct Tensors {
-  const float *one, *two, *bias, *start;
-  const int *offsets, *lengths;
-  float *out, *extra, *end, *dbias;
-  int n, batch, steps;
-};
-
-// Inputs are copied D - 1 steps ahead into a ring in shared memory, because a step is shorter than a trip to memory.
-template <int Count> struct Units {
+// The units that a lane finishes.
+//
+// Inputs are copied DEPTH - 1 steps ahead into a ring in shared memory, because a step is shorter than a trip to
+// memory.
+template <int Count>
+struct Units {
   const Tensors& of;
   int longest, place[Count], until[Count];
   long row, ahead;  // of the step that is kept next, and of the one that is fetched next
@@ -178,7 +205,7 @@ template <int Count> struct Units {
   float bias[Count], tail[Count], given[Count], other[Count], value[Count], z[Count];
   Sum sum[Count];
 
-  static constexpr int shared = D * (1 + TWO) * Count * THREADS;  // floats of shared memory
+  static constexpr int shared = DEPTH * (1 + READS_TWO) * Count * THREADS;  // floats of shared memory
 
   __device__ __forceinline__ Units(const Tensors& of, int sequence, float* shared) : of(of) {
     longest = PACKED ? of.lengths[sequence] : of.steps;
@@ -195,61 +222,63 @@ template <int Count> struct Units {
     tail[u] = MODE == FORWARD ? 0.f : begin;
     given[u] = other[u] = z[u] = 0.f;
     if (!live)  // a unit of none stays zero: nothing is copied for it
-      for (int i = 0; i < D * (1 + TWO); i++) clear(ring + (i * Count + u) * THREADS * 4);
+      for (int i = 0; i < DEPTH * (1 + READS_TWO); i++) clear(ring + (i * Count + u) * THREADS * 4);
   }
   __device__ __forceinline__ int time(int it) const { return MODE == FORWARD ? it : longest - 1 - it; }
   __device__ __forceinline__ bool active(int u, int it) const { return PACKED ? time(it) < until[u] : until[u] > 0; }
   __device__ __forceinline__ long row_of(int it) const {
     return it < longest ? (PACKED ? (long)of.offsets[time(it)] : (long)time(it) * of.batch) * of.n : 0;
   }
-  __device__ __forceinline__ unsigned slot(int u, int it) const { return ring + ((it % D) * (1 + TWO) * Count + u) * THREADS * 4; }
+  __device__ __forceinline__ unsigned slot(int u, int it) const {
+    return ring + ((it % DEPTH) * (1 + READS_TWO) * Count + u) * THREADS * 4;
+  }
   __device__ __forceinline__ void fetch(int it) {
     #pragma unroll
     for (int u = 0; u < Count; u++)
       if (it < longest && active(u, it)) {
         copy_async(slot(u, it), of.one + ahead + place[u]);
-        if (TWO) copy_async(slot(u, it) + Count * THREADS * 4, of.two + ahead + place[u]);
+        if (READS_TWO) copy_async(slot(u, it) + Count * THREADS * 4, of.two + ahead + place[u]);
       }
     commit();
     ahead = row_of(it + 1);
   }
   __device__ __forceinline__ void begin() {
     ahead = row = row_of(0);
-    for (int it = 0; it < D - 1; it++) fetch(it);
+    for (int it = 0; it < DEPTH - 1; it++) fetch(it);
   }
   // Writes what step it - 1 made.
   __device__ __forceinline__ void keep(int it) {
     #pragma unroll
     for (int u = 0; u < Count; u++)
       if (it > 0 && active(u, it - 1)) {
-        if (EXTRA) of.extra[row + place[u]] = z[u];
-        if (OUT) of.out[row + place[u]] = MODE == RECOVER ? z[u] : value[u];
+        if (WRITES_EXTRA) of.extra[row + place[u]] = z[u];
+        if (WRITES_OUT) of.out[row + place[u]] = MODE == RECOVER ? z[u] : value[u];
         if (PACKED && MODE == FORWARD && it == until[u]) of.end[place[u]] = value[u];
-        if (MODE == ADJOINT) sum[u].add(F == MODRELU ? copysignf(1.f, given[u]) * value[u] : value[u]);
+        if (MODE == ADJOINT) sum[u].add(NONLINEARITY == MODRELU ? copysignf(1.f, given[u]) * value[u] : value[u]);
       }
     row = row_of(it);
   }
   // Out of the path from state to state: keeps the last step, fetches for a later one, takes what came for this.
   __device__ __forceinline__ void turn(int it) {
     keep(it);
-    fetch(it + D - 1);
-    arrived<D - 1>();
+    fetch(it + DEPTH - 1);
+    arrived<DEPTH - 1>();
     #pragma unroll
     for (int u = 0; u < Count; u++) {
       given[u] = read(slot(u, it));
-      if (TWO) other[u] = read(slot(u, it) + Count * THREADS * 4);
+      if (READS_TWO) other[u] = read(slot(u, it) + Count * THREADS * 4);
     }
   }
   // The value that a unit hands on, from its product.
   __device__ __forceinline__ float finish(int u, int it, float v) {
     if (MODE != FORWARD) v += (PACKED ? time(it) == until[u] - 1 : it == 0) ? tail[u] : 0.f;
     if (MODE == FORWARD) {
-      z[u] = F == MODRELU ? v + given[u] : v + given[u] + bias[u];
+      z[u] = NONLINEARITY == MODRELU ? v + given[u] : v + given[u] + bias[u];
       v = apply(z[u], bias[u]);
     } else if (MODE == ADJOINT) {
-      v = derivative(given[u]) * (TWO ? v + other[u] : v);
+      v = derivative(given[u]) * (READS_TWO ? v + other[u] : v);
     } else {
-      z[u] = TWO ? other[u] * (v < TINY ? TINY : v) : v;
+      z[u] = READS_TWO ? other[u] * (v < TINY ? TINY : v) : v;
       v = z[u] - given[u] - bias[u];
     }
     return value[u] = !PACKED || active(u, it) ? v : 0.f;
@@ -263,33 +292,43 @@ template <int Count> struct Units {
   }
 };
 
-// ---- clusters --------------------------------------------------------------------------------------------------------------
-__device__ __forceinline__ unsigned cluster_rank() { unsigned r; asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(r)); return r; }
+// Clusters.
+//
+__device__ __forceinline__ unsigned cluster_rank() {
+  unsigned r;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
+  return r;
+}
 __device__ __forceinline__ void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 __device__ __forceinline__ unsigned remote(unsigned address, unsigned rank) {
-  unsigned a; asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(a) : "r"(address), "r"(rank)); return a;
+  unsigned a;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(a) : "r"(address), "r"(rank));
+  return a;
 }
 // Stores into a block of the cluster that its barrier counts.
 __device__ __forceinline__ void send(unsigned address, uint4 v, unsigned barrier) {
-  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1,%2,%3,%4}, [%5];"
-               ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(barrier));
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1,%2,%3,%4}, [%5];" ::"r"(address),
+               "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(barrier));
 }
 __device__ __forceinline__ void send(unsigned address, float4 v, unsigned barrier) {
-  send(address, make_uint4(__float_as_uint(v.x), __float_as_uint(v.y), __float_as_uint(v.z), __float_as_uint(v.w)), barrier);
+  send(address, make_uint4(__float_as_uint(v.x), __float_as_uint(v.y), __float_as_uint(v.z), __float_as_uint(v.w)),
+       barrier);
 }
 __device__ __forceinline__ void send(unsigned address, float2 v, unsigned barrier) {
-  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1,%2}, [%3];"
-               ::"r"(address), "f"(v.x), "f"(v.y), "r"(barrier));
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1,%2}, [%3];" ::"r"(address),
+               "f"(v.x), "f"(v.y), "r"(barrier));
 }
 __device__ __forceinline__ void send(unsigned address, float v, unsigned barrier) {
-  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];"
-               ::"r"(address), "f"(v), "r"(barrier));
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(address), "f"(v),
+               "r"(barrier));
 }
 __device__ __forceinline__ void barriers_init(unsigned first, unsigned second) {
   if (threadIdx.x == 0) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\nmbarrier.init.shared::cta.b64 [%1], 1;" ::"r"(first), "r"(second) : "memory");
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\nmbarrier.init.shared::cta.b64 [%1], 1;" ::"r"(first),
+                 "r"(second)
+                 : "memory");
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   __syncthreads();
@@ -303,6 +342,8 @@ __device__ __forceinline__ void barrier_wait(unsigned barrier, unsigned parity) 
   unsigned done;
   do {
     asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
-                 : "=r"(done) : "r"(barrier), "r"(parity) : "memory");
+                 : "=r"(done)
+                 : "r"(barrier), "r"(parity)
+                 : "memory");
   } while (!done);
 }

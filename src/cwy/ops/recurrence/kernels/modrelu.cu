@@ -1,6 +1,7 @@
 // Complex modReLU, u relu(|z| + b) with z = u |z|, and its adjoint: one pass where pointwise ops of torch take many.
 
-extern "C" __global__ void forward(const float2* __restrict__ z, const float* __restrict__ bias, float2* out, int n, int count) {
+extern "C" __global__ void forward(const float2* __restrict__ z, const float* __restrict__ bias, float2* out, int n,
+                                   int count) {
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i >= count) return;
   const float2 v = z[i];
