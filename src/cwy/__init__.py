@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ._version import __version__
 
 if TYPE_CHECKING:
-    from . import init, manifolds, nn, ops, optim, parametrizations, testing
+    from . import cudagraph, init, manifolds, nn, ops, optim, parametrizations, testing
     from .api import bake, orthogonal
     from .registry import METHODS
     from .testing import orthogonality_error
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _HOME = {
     "METHODS": "parametrizations",
     "bake": "api",
+    "cudagraph": "",
     "init": "",
     "manifolds": "",
     "nn": "",
@@ -32,6 +33,7 @@ __all__ = [
     "METHODS",
     "__version__",
     "bake",
+    "cudagraph",
     "init",
     "manifolds",
     "nn",

@@ -68,13 +68,14 @@ class CapturedCall:
         self._inputs = tuple(tensor.clone() for tensor in inputs)
         self._graph = torch.cuda.CUDAGraph()
         stream = torch.cuda.current_stream()
+        generator = _generator().clone_state()
         try:
             with suspended():
                 self._warm_up(call, warmup)
                 with torch.cuda.graph(self._graph, pool=pool):
                     self.outputs = call(*self._inputs)
         except RuntimeError as error:
-            _recover(stream)
+            _recover(stream, generator)
             reason = str(error).strip().partition("\n")[0]
             raise CaptureError(reason or "the call cannot be captured") from error
 
@@ -112,21 +113,22 @@ class CapturedStep:
         *,
         warmup: int,
         max_graphs: int,
+        enabled: bool,
         on_failure: Callable[[CaptureError], None] | None,
     ) -> None:
         self._step = step
+        self._enabled = enabled and torch.cuda.is_available()
         self._warmup = warmup
         self._max_graphs = max_graphs
         self._on_failure = on_failure
         self._calls: Counter[Hashable] = Counter()
         self._captured: dict[Hashable, CapturedCall] = {}
         self._pool: Any = None
-        self._failed = False
 
     @property
     def settled(self) -> bool:
         """Whether a graph was captured, or never will be."""
-        return self._failed or bool(self._captured)
+        return bool(self._captured) or not self._enabled
 
     def __call__(self, *inputs: Tensor) -> Any:
         """Run the step, or replay the graph of these shapes. What it returns is a copy."""
@@ -136,7 +138,7 @@ class CapturedStep:
                     f"cudagraph.capture: a captured step takes tensors only, but argument {position} "
                     f"is {type(tensor).__name__}. Bind it with functools.partial."
                 )
-        if self._failed or not torch.cuda.is_available():
+        if not self._enabled:
             return self._step(*inputs)
         key = tuple((tensor.shape, tensor.dtype, tensor.device) for tensor in inputs)
         if key not in self._captured and self._is_due(key):
@@ -160,7 +162,7 @@ class CapturedStep:
         except CaptureError as error:
             if self._on_failure is None:
                 raise
-            self._failed = True
+            self._enabled = False
             self._on_failure(error)
 
 
@@ -169,6 +171,7 @@ def capture(
     *,
     warmup: int = 3,
     max_graphs: int = 64,
+    enabled: bool = True,
     on_failure: Callable[[CaptureError], None] | None = None,
 ) -> CapturedStep:
     """Capture a training step in CUDA graphs, one for each shape of its inputs.
@@ -185,6 +188,7 @@ def capture(
         step: ``step(*tensors)``, a whole training step. It must not synchronize with the host.
         warmup: calls of each shape that run eagerly first.
         max_graphs: further shapes run eagerly.
+        enabled: whether to capture at all. Without it every call runs eagerly.
         on_failure: called with the error if the step cannot be captured. It drops the gradients that
             the capture left behind, and every further call runs eagerly. By default the error is raised.
 
@@ -200,7 +204,7 @@ def capture(
         ...     optimizer.step()
         ...     optimizer.zero_grad()
         ...     return loss
-        >>> train = cwy.cudagraph.capture(step)
+        >>> train = cudagraph.capture(step)
         >>> train(torch.randn(3, 4)).shape
         torch.Size([])
     """
@@ -208,7 +212,13 @@ def capture(
         raise ValueError(f"cudagraph.capture: warmup must be at least 1, got {warmup}.")
     if max_graphs < 1:
         raise ValueError(f"cudagraph.capture: max_graphs must be at least 1, got {max_graphs}.")
-    return CapturedStep(step, warmup=warmup, max_graphs=max_graphs, on_failure=on_failure)
+    return CapturedStep(
+        step,
+        warmup=warmup,
+        max_graphs=max_graphs,
+        enabled=enabled,
+        on_failure=on_failure,
+    )
 
 
 @contextmanager
@@ -225,13 +235,16 @@ def _synchronization_refused() -> Iterator[None]:
         torch.cuda.set_sync_debug_mode(mode)
 
 
-def _recover(stream: torch.cuda.Stream) -> None:
+def _generator() -> torch.Generator:
+    """Return the random generator of the current GPU."""
+    return torch.cuda.default_generators[torch.cuda.current_device()]
+
+
+def _recover(stream: torch.cuda.Stream, generator: torch.Generator) -> None:
     """Take back what a failed capture leaves behind.
 
     These are its stream, and a random generator that believes it is still captured.
     """
     torch.cuda.set_stream(stream)
     torch.cuda.synchronize()
-    index = torch.cuda.current_device()
-    generator = torch.Generator(f"cuda:{index}")
-    torch.cuda.default_generators[index].graphsafe_set_state(generator)
+    _generator().graphsafe_set_state(generator)

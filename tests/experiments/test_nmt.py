@@ -13,7 +13,7 @@ from matplotlib.image import imread
 
 from cwy.experiments.data import DataError, fetch, inspect
 from cwy.experiments.data.sets import TATOEBA
-from cwy.experiments.engine import graph, task
+from cwy.experiments.engine import task
 from cwy.experiments.engine.command import RunError
 from cwy.experiments.engine.config import ConfigError
 from cwy.experiments.engine.display import Display
@@ -25,6 +25,7 @@ from cwy.experiments.nmt.corpus import load, read
 from cwy.experiments.nmt.model import data_of
 from cwy.experiments.nmt.recipes import paper
 from cwy.experiments.nmt.report import epoch_seconds
+from cwy.experiments.nmt.task import Translation
 from cwy.experiments.nmt.text import PAD
 from cwy.experiments.report import find_runs, write
 from cwy.experiments.report.panels import arrange
@@ -311,9 +312,9 @@ def test_on_the_gpu_graphs_of_many_shapes_are_the_run_without_them(method, pairs
     texts = [a.removeprefix("--set=") for a in arguments(pairs, tmp_path) if a.startswith("--set=")]
     texts += [] if method == "cwy" else ["reflections=none"]
     losses = []
-    for kept in graph.KEPT, 0:
-        monkeypatch.setattr(graph, "KEPT", kept)
+    for captured in (True, False):
+        monkeypatch.setattr(Translation, "capturable", captured)
         chosen = task.settings("nmt/small", method, 0, tuple(texts), device="cuda")
-        record = Loop(chosen, Folder(tmp_path / str(kept)), Group("cuda"), Display(None)).run()
+        record = Loop(chosen, Folder(tmp_path / str(captured)), Group("cuda"), Display(None)).run()
         losses.append(record["final"]["test"]["loss"])
     assert losses[0] == pytest.approx(losses[1], rel=0.05)

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ... import cudagraph
 from . import optimizers
 from .clock import Clock
 from .config import blaming_settings
 from .display import Display
 from .distributed import Group
-from .graph import Step
 from .guard import Guard
 from .log import Log
 from .meter import Diverged, Meter, all_finite
@@ -108,7 +108,12 @@ class Loop:
         model = self.group.wrap(self.model)
         alone = self.device.type == "cuda" and self.group.size == 1 and not self.settings.compile
         wanted = alone and self.task.capturable
-        train = Step(lambda batch: self._step(model, batch), wanted, self.optimizer.zero_grad)
+        train = cudagraph.capture(
+            lambda *batch: self._step(model, batch),
+            enabled=wanted,
+            # A step that synchronizes, as torch's matrix exponential does, runs eagerly.
+            on_failure=lambda error: self.optimizer.zero_grad(),
+        )
         total, period = self.task.iterations, self.config.evaluate_every or self.task.epoch or self.task.iterations
         while self.step < total or self.state.due:
             last = self.step == total
@@ -130,12 +135,12 @@ class Loop:
             if signal and not done:
                 raise Stopped(signal, f"at step {self.step}, and saved", self.folder.path)
 
-    def _train(self, train: Step) -> None:
+    def _train(self, train: cudagraph.CapturedStep) -> None:
         batch, self.weight = self.group.share(self.task.batch(self.step))
         rate = self.task.rate(self.step)
         for group in self.optimizer.param_groups:
             group["lr"] = group["initial_lr"] * rate
-        train(batch)
+        train(*batch)
         self.meter.steps += 1
         self.state.step += 1
         self.task.after_step(self.model, self.optimizer, self.step)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ...ops.recurrence import graphs
+from ... import cudagraph
 from ..data import kth, moving, weizmann
 from ..data.videos import SPLITS, Videos
 from ..engine.config import ConfigError, choose
@@ -119,7 +119,7 @@ class Video(Task[VideoConfig]):
         lengths, size = self.videos.lengths(split), self.config.test_batch_size
         order = sorted(range(len(lengths)), key=lengths.__getitem__)
         total = torch.zeros((), dtype=torch.float64, device=self.device)
-        with graphs.off():
+        with cudagraph.suspended():
             for chosen in (order[i : i + size] for i in range(0, len(order), size)):
                 self.heed()
                 loss, _ = self.loss(model, self._gather(split, chosen))
