@@ -38,6 +38,27 @@ def test_every_layer(make, name):
     assert cwy.orthogonality_error(flat) <= 1e-5
 
 
+@pytest.mark.parametrize(("make", "name"), LAYERS)
+def test_the_orthogonality_error_of_a_module_and_of_its_weight(make, name):
+    """Kernels are flattened as `orthogonal` does it; a module counts by its worst weight."""
+    module = cwy.orthogonal(make(), name)
+    assert cwy.orthogonality_error(getattr(module, name)) <= 1e-5
+    model = nn.Sequential(module, nn.Linear(3, 3), cwy.orthogonal(nn.Linear(3, 3), method="rgd-c-c"))
+    assert cwy.orthogonality_error(model) <= 1e-5
+    with torch.no_grad():
+        model[2].weight *= 3
+    assert cwy.orthogonality_error(model) == pytest.approx(8, rel=1e-5)
+    with pytest.raises(ValueError, match=r"Linear has no weight that cwy\.orthogonal constrains"):
+        cwy.orthogonality_error(model[1])
+
+
+def test_a_batch_counts_by_its_worst_matrix():
+    batch = torch.eye(3).repeat(4, 1, 1)
+    batch[2] *= 2
+    assert cwy.orthogonality_error(batch) == 3
+    assert cwy.orthogonality_error(torch.zeros(2, 3, 3)) == 1
+
+
 def test_a_fused_rnn_uses_the_constrained_weight():
     rnn, x = cwy.orthogonal(nn.RNN(3, 7, nonlinearity="relu"), "weight_hh_l0"), torch.randn(5, 2, 3)
     plain = nn.RNN(3, 7, nonlinearity="relu")

@@ -90,22 +90,31 @@ class OrthogonalMap(nn.Module):
         weight = matrix.mH.resolve_conj().contiguous() if self.wide else matrix
         return weight if self.kernel is None else weight.reshape(self.kernel)
 
-    def right_inverse(self, weight: Tensor) -> Free:
-        """Free parameters of a weight: what ``layer.weight = Q`` stores, with the signs or base that it needs."""
-        if self._start is not None:
-            return self._start
+    def as_matrix(self, weight: Tensor) -> Tensor:
+        """Return a weight as matrices ``(*, rows, columns)``: a kernel of a convolution is flattened."""
+        return weight if self.kernel is None else weight.flatten(1)
+
+    def _tall(self, weight: Tensor) -> Tensor:
+        """Return a weight as matrices ``(*, N, M)``, or raise if its kind or shape is not the map's."""
         if not isinstance(weight, Tensor):
             raise TypeError(f"{self._call}: expected a torch.Tensor as weight, got {type(weight).__name__}.")
         if weight.is_complex() and not self.dtype.is_complex:
             raise ValueError(f"{self._call}: the weight is real and can't become {weight.dtype}. Assign Q.real.")
         weight = weight.detach().to(device=self.device)
-        matrix = weight if self.kernel is None else weight.flatten(1)
+        matrix = self.as_matrix(weight)
         matrix = matrix.mH if self.wide else matrix
         if matrix.shape != (*self.batch, self.n, self.m):
             expected = (*self.batch, self.m, self.n) if self.wide else (*self.batch, self.n, self.m)
             raise ValueError(
                 f"{self._call}: expected a weight of shape {tuple(self.kernel or expected)}, got {tuple(weight.shape)}."
             )
+        return matrix
+
+    def right_inverse(self, weight: Tensor) -> Free:
+        """Free parameters of a weight: what ``layer.weight = Q`` stores, with the signs or base that it needs."""
+        if self._start is not None:
+            return self._start
+        matrix = self._tall(weight)
         check_orthonormal(self._call, matrix)
         if torch.promote_types(matrix.dtype, self.dtype) != matrix.dtype:
             # Orthogonal as far as its dtype can tell is not yet so in a wider one.

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ...testing import double, orthogonality_error
+from ...testing import double, matrix_error
 from .. import dispatch
 
 
@@ -20,7 +20,7 @@ def check_orthonormal(call: str, q: Tensor) -> None:
         raise ValueError(f"{call}: expected N >= M, got N = {q.shape[-2]}, M = {q.shape[-1]}. Pass the transpose.")
     if not q.isfinite().all():
         raise ValueError(f"{call}: the matrix has NaN or infinite entries.")
-    error, tolerance = orthogonality_error(q), torch.finfo(q.dtype).eps ** 0.5
+    error, tolerance = matrix_error(q), torch.finfo(q.dtype).eps ** 0.5
     if error > tolerance:
         raise ValueError(
             f"{call}: the matrix is not orthogonal: max|QᴴQ - I| is {error:.2g}, allowed for {q.dtype} is {tolerance:.2g}. "
@@ -63,7 +63,7 @@ def householder_vectors(q: Tensor, reflections: int | None = None, *, signs: Ten
         v, d = work.new_zeros(*q.shape[:-1], count), work.new_ones(*q.shape[:-2], m)
     elif count < m:
         hints = [None] * work[..., 0, 0].numel() if signs is None else double(signs).reshape(-1, m)
-        tolerance = n**0.5 * max(8 * torch.finfo(q.dtype).eps, 2 * orthogonality_error(q))
+        tolerance = n**0.5 * max(8 * torch.finfo(q.dtype).eps, 2 * matrix_error(q))
         found = [_by_subspace(one, count, tolerance, hint) for one, hint in zip(work.reshape(-1, n, n), hints, strict=True)]
         v = torch.stack([f[0] for f in found]).reshape(*q.shape[:-2], n, count)
         d = torch.stack([f[1] for f in found]).reshape(*q.shape[:-2], m)
