@@ -84,11 +84,83 @@ def test_an_orthogonal_weight_is_kept():
             module.weight[0] *= sign * torch.linalg.det(module.weight).sign()
         before = module.weight.detach().clone()
         torch.testing.assert_close(cwy.orthogonal(module).weight.detach(), before, atol=5e-6, rtol=0)
-    # Six reflections reach a Haar matrix; two do not: replaced.
-    module = nn.Linear(6, 6)
-    nn.init.orthogonal_(module.weight)
-    before = module.weight.detach().clone()
-    assert (cwy.orthogonal(module, reflections=2).weight - before).abs().max() > 1e-2
+
+
+def holding(q):
+    """A layer without a constraint whose weight is q."""
+    module = nn.Linear(q.shape[1], q.shape[0], bias=False, dtype=q.dtype)
+    with torch.no_grad():
+        module.weight.copy_(q)
+    return module
+
+
+@pytest.mark.parametrize("method", [name for name, m in cwy.METHODS.items() if m.real])
+@pytest.mark.parametrize("size", [(16, 16), (16, 5), (5, 16)])
+def test_a_nearly_orthogonal_weight_takes_its_polar_factor(method, size, recwarn):
+    """A checkpoint that was stored in bfloat16 is as good as one in float32."""
+    kind = cwy.METHODS[method].kind
+    if kind not in ("any", "square" if size[0] == size[1] else "tall") or method == "own":
+        pytest.skip("not for this weight")
+    stored = cwy.orthogonal(nn.Linear(*size[::-1], bias=False), method=method).weight.detach().bfloat16().float()
+    assert cwy.orthogonality_error(stored) > 4e-4
+    u, _, vh = torch.linalg.svd(stored.double(), full_matrices=False)
+    for options in ({}, {"init": "nearest"}):
+        kept = cwy.orthogonal(holding(stored), method=method, **options).weight
+        torch.testing.assert_close(kept.double(), u @ vh, atol=2e-6, rtol=0)
+    assert not recwarn.list
+
+
+@pytest.mark.parametrize("options", [{}, {"init": "identity"}])
+def test_few_reflections_keep_what_was_stored_in_bfloat16(options, recwarn):
+    q = trained(linear(24, reflections=5, **options)).weight.detach()
+    kept = cwy.orthogonal(holding(q.bfloat16().float()), reflections=5).weight
+    assert cwy.orthogonality_error(kept) <= 1e-5
+    assert (kept - q).abs().max() < 5e-3
+    assert not recwarn.list
+
+
+def unreachable():
+    """A weight that two reflections do not reach."""
+    return cwy.init.haar(6)
+
+
+REPLACED = [
+    pytest.param(unreachable, {"reflections": 2}, "2 reflections do not reach", id="few reflections"),
+    pytest.param(lambda: -torch.eye(5), {"method": "exprnn"}, "determinant is -1", id="determinant"),
+    pytest.param(lambda: 1.1 * torch.eye(5), {}, "not orthogonal", id="further than 0.1"),
+]
+
+
+@pytest.mark.parametrize(("make", "options", "why"), REPLACED)
+def test_a_warning_states_why_a_nearly_orthogonal_weight_is_not_kept(make, options, why, recwarn):
+    q = make()
+    with pytest.warns(UserWarning, match=rf"(?s){why}.*init='random'.*init='nearest'") as caught:
+        layer = cwy.orthogonal(holding(q), **options)
+    assert [warning.filename for warning in caught] == [__file__], "it points to the call"
+    assert (layer.weight - q).abs().max() > 1e-2
+    cwy.orthogonal(holding(q), init="random", **options)
+    if cwy.orthogonality_error(q) > 0.1:
+        layer = cwy.orthogonal(holding(q), init="nearest", **options)
+        torch.testing.assert_close(layer.weight.detach(), torch.eye(5), atol=1e-6, rtol=0)
+    else:
+        with pytest.raises(ValueError, match=why):
+            cwy.orthogonal(holding(q), init="nearest", **options)
+    assert not recwarn.list
+
+
+def test_a_weight_that_is_far_from_orthogonal_is_replaced_silently(recwarn):
+    for far in (torch.zeros(5, 5), 2 * torch.eye(5), torch.full((5, 5), torch.nan)):
+        cwy.orthogonal(holding(far))
+    for columns in (128, 192, 256):
+        # Entry by entry, fresh layers of torch seem nearly orthogonal.
+        cwy.orthogonal(nn.Linear(64, columns))
+    for singular in (torch.zeros(5, 5), torch.ones(5, 5), torch.eye(5).tril(-1)):
+        with pytest.raises(ValueError, match="rank below 5"):
+            cwy.orthogonal(holding(singular), init="nearest")
+    q = cwy.init.haar(5, 3)
+    stretched = q @ torch.diag(torch.tensor([0.2, 1.0, 7.0]))
+    torch.testing.assert_close(cwy.orthogonal(holding(stretched), init="nearest").weight.detach(), q, atol=1e-5, rtol=0)
+    assert not recwarn.list
 
 
 @pytest.mark.parametrize("reflections", [1, 2, 5, 6])
@@ -217,6 +289,11 @@ def test_init_may_be_a_matrix():
     q = torch.linalg.qr(torch.randn(5, 5)).Q
     layer = cwy.orthogonal(nn.Linear(5, 5), init=q)
     torch.testing.assert_close(layer.weight.detach(), q, atol=5e-6, rtol=0)
+    exact = torch.linalg.qr(torch.randn(5, 5, dtype=torch.float64)).Q
+    for array in (q.numpy(), exact.numpy()):
+        array.flags.writeable = False
+        layer = cwy.orthogonal(nn.Linear(5, 5), init=array)
+        torch.testing.assert_close(layer.weight.detach(), torch.tensor(array).float(), atol=5e-6, rtol=0)
 
 
 def test_a_very_tall_weight_never_makes_an_n_by_n_object():
@@ -273,7 +350,7 @@ ERRORS = [
     (lambda: cwy.orthogonal(nn.Linear(3, 3), method="tcwy", reflections=2), ValueError, ["exactly M = 3", "CWY or HR"]),
     (lambda: cwy.orthogonal(nn.Linear(3, 3), reflections=2.0), ValueError, ["whole number", "got 2.0"]),
     (lambda: cwy.orthogonal(nn.Linear(3, 3), reflections=True), ValueError, ["whole number", "got True"]),
-    (lambda: cwy.orthogonal(nn.Linear(3, 3), init=[[1.0]]), ValueError, ["unknown init", "or a matrix"]),
+    (lambda: cwy.orthogonal(nn.Linear(3, 3), init=[[1.0]]), ValueError, ["unknown init", "torch.Tensor or a NumPy array"]),
     (lambda: cwy.orthogonal(nn.LazyLinear(3)), ValueError, ["no shape yet", "Run the module once"]),
     (lambda: cwy.orthogonal(nn.Linear(3, 3), method="CWY"), ValueError, ["Did you mean 'cwy'"]),
     (lambda: cwy.init.haar(3, 5), ValueError, ["haar", "3 x 5"]),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import warnings
 from collections.abc import Callable, Iterable
-from typing import TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,11 +15,24 @@ from torch.nn.utils import parametrize
 
 from . import init as inits
 from .parametrizations import OrthogonalMap
+from .parametrizations.base import Free
 from .parametrizations.rgd import OnManifold, keep, on_manifold, release
 from .registry import METHODS
+from .testing import gram_gap
 
 M = TypeVar("M", bound=nn.Module)
+_NEAR = 0.1
+"""Weights with a smaller orthogonality error take their polar factor by default. Checkpoints in bfloat16 have 2e-3."""
+_FAR = 0.5
+"""Weights with a smaller orthogonality error, entry by entry and as a whole, are not replaced without a warning."""
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
+
+
+class _Array(Protocol):
+    """What NumPy can view as an array."""
+
+    def __array__(self, *arguments: Any, **options: Any) -> Any:
+        """Return the array."""
 
 
 def orthogonal(
@@ -27,7 +41,7 @@ def orthogonal(
     method: str = "cwy",
     *,
     reflections: int | None = None,
-    init: str | Tensor | None = None,
+    init: str | Tensor | _Array | None = None,
     **options,
 ) -> M:
     r"""Keeps a weight of a module orthogonal while it is trained.
@@ -41,8 +55,11 @@ def orthogonal(
         name: the parameter's name.
         method: a name in :data:`cwy.METHODS`. "cwy" on a weight that is not square is T-CWY.
         reflections: L of the methods by reflections; all by default.
-        init: "random", "haar", "identity", "henaff", "helfrich", "helfrich-exp", or the matrix itself. By default a weight
-            that is orthogonal and reachable already is kept, and any other replaced by "random".
+        init: "random", "nearest" (the weight's polar factor), "haar", "identity", "henaff", "helfrich", "helfrich-exp", or
+            the matrix itself. By default a weight that is orthogonal and reachable is kept, one with an
+            :func:`~cwy.orthogonality_error` of at most 0.1 takes its polar factor, and any other is replaced by "random".
+            A warning states when a weight with an error below 0.5 is replaced, unless its singular values vary as much as
+            those of a random matrix.
         options: what else the method takes.
 
     Returns:
@@ -190,19 +207,59 @@ def _parameters(build: Callable) -> list[inspect.Parameter]:
     return list(inspect.signature(build).parameters.values())
 
 
-def _initial(chart: OrthogonalMap, weight: Tensor, init: str | Tensor | None, reflections: int | None, like: dict):
-    """The free parameters to start from."""
-    if init is None and not weight.is_meta:
-        try:
-            return chart.right_inverse(weight.detach())
-        except ValueError:
-            pass
-    if init is None or weight.is_meta or (isinstance(init, str) and init == "random"):
+def _initial(
+    chart: OrthogonalMap,
+    weight: Tensor,
+    init: str | Tensor | _Array | None,
+    reflections: int | None,
+    like: dict,
+) -> Free:
+    """Return the free parameters to start from."""
+    if weight.is_meta:
         return chart.start()
+    if init is None:
+        return _kept(chart, weight.detach())
     if isinstance(init, Tensor):
         return chart.right_inverse(init)
-    if not isinstance(init, str) or init not in inits.MATRICES:
-        near = difflib.get_close_matches(str(init), [*inits.MATRICES, "random"], n=2)
-        hint = f"Did you mean {' or '.join(map(repr, near))}? " if near else ""
-        raise ValueError(f"orthogonal: unknown init {init!r}. {hint}Known: random, {', '.join(inits.MATRICES)}, or a matrix.")
-    return chart.free(inits.MATRICES[init](chart.n, chart.m, reflections=reflections, **like))
+    if not isinstance(init, str) and hasattr(init, "__array__"):
+        return chart.right_inverse(torch.tensor(init.__array__()))
+    if init == "random":
+        return chart.start()
+    if init == "nearest":
+        return chart.nearest(weight.detach())
+    if isinstance(init, str) and init in inits.MATRICES:
+        return chart.free(inits.MATRICES[init](chart.n, chart.m, reflections=reflections, **like))
+    known = ["random", "nearest", *inits.MATRICES]
+    near = difflib.get_close_matches(str(init), known, n=2)
+    hint = f"Did you mean {' or '.join(map(repr, near))}? " if near else ""
+    raise ValueError(
+        f"orthogonal: unknown init {init!r}. {hint}Known: {', '.join(known)}, or a matrix (a torch.Tensor or a NumPy array)."
+    )
+
+
+def _kept(chart: OrthogonalMap, weight: Tensor) -> Free:
+    """Return the free parameters of a weight, of its polar factor if it is near, or else of a random start."""
+    gap = gram_gap(chart.as_matrix(weight))
+    error = gap.abs().max().item()
+    # A fresh torch.nn.Linear(64, 192) has small entries here and singular values σ from 0.4 to 1.6. This is max rms(σ² - 1).
+    spread = torch.linalg.matrix_norm(gap).max().item() / chart.m**0.5
+    # Written so that a NaN is far.
+    if not (error < _FAR and spread < _FAR):
+        return chart.start()
+    try:
+        return chart.right_inverse(weight)
+    except ValueError as refused:
+        reason = str(refused)
+    if error <= _NEAR:
+        try:
+            return chart.nearest(weight)
+        except ValueError as refused:
+            reason = str(refused)
+    warnings.warn(
+        f"orthogonal: the weight is nearly orthogonal (max|QᴴQ - I| is {error:.2g}) but is not kept: random values replace "
+        f"it. The reason: {reason} To silence this warning pass init='random'. To take the nearest orthogonal matrix, or "
+        "an error if the method can't reach it, pass init='nearest'.",
+        UserWarning,
+        stacklevel=4,
+    )
+    return chart.start()

@@ -63,13 +63,30 @@ def matrix_error(x: Tensor) -> float:
         >>> matrix_error(torch.eye(4).repeat(2, 1, 1))
         0.0
     """
-    x = double(x)
     if x.numel() == 0:
         return 0.0
+    return gram_gap(x).abs().max().item()
+
+
+def gram_gap(x: Tensor) -> Tensor:
+    r"""Return $X^H X - I$ of matrices ``x (*, N, M)``, or of their adjoints where they are wide, in float64.
+
+    Args:
+        x: the matrix, or a batch of them.
+
+    Returns:
+        ``(*, M, M)``, zero where the matrix has orthonormal columns.
+
+    Example:
+        >>> gram_gap(2 * torch.eye(2))
+        tensor([[3., 0.],
+                [0., 3.]], dtype=torch.float64)
+    """
+    x = double(x)
     x = x if x.shape[-2] >= x.shape[-1] else x.mH
-    gram = x.mH @ x
-    gram.diagonal(dim1=-2, dim2=-1).sub_(1)
-    return gram.abs().max().item()
+    gap = x.mH @ x
+    gap.diagonal(dim1=-2, dim2=-1).sub_(1)
+    return gap
 
 
 def _may_be_kernel(x: Tensor, error: float) -> bool:

@@ -62,7 +62,9 @@ class _Kernels(nn.Module):
                 weight = nn.Parameter(haar(q * q * f, f, **self._like).mT.contiguous())
             self.register_parameter(name, weight)
             if self.method not in FREE:
-                orthogonal(self, name, self.method, init=self._init)
+                # OWN can't start Haar-random.
+                init = "random" if self._init is None and self.method == "own" else self._init
+                orthogonal(self, name, self.method, init=init)
         if self.bias:
             self.register_parameter(f"bias_ih{suffix}", _uniform(0.01 if self._threshold else bound, f, **self._like))
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from ..ops.wy.inverse import check_orthonormal, nearest_orthogonal
+from ..ops.wy.inverse import check_orthonormal, nearest_orthogonal, polar
 from ..testing import double
 
 Free = Tensor | tuple[Tensor, ...]
@@ -120,6 +120,15 @@ class OrthogonalMap(nn.Module):
             # Orthogonal as far as its dtype can tell is not yet so in a wider one.
             matrix = nearest_orthogonal(double(matrix))
         return self.free(matrix.to(dtype=self.dtype, device=self.device))
+
+    def nearest(self, weight: Tensor) -> Free:
+        """Return free parameters of the orthogonal matrix nearest to a weight; raise if the method can't reach it."""
+        matrix, distance = polar(self._call, self._tall(weight))
+        return self._free_near(matrix.to(dtype=self.dtype, device=self.device), distance)
+
+    def _free_near(self, matrix: Tensor, distance: float) -> Free:
+        """Return free parameters of a matrix that was found at this distance from the weight that is wanted."""
+        return self.free(matrix)
 
     def multiply(self, *free_and_x: Tensor) -> Tensor:
         """``multiply(free, x)``: the weight times each vector of ``x (*, ..., columns)``, unformed where the method can."""

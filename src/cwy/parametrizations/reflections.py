@@ -5,8 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .. import ops
+from ..ops.wy.inverse import vectors_near
 from .base import Free, OrthogonalMap
+
+# A matrix rounded to bfloat16 is nearer than this to an orthogonal one, in the spectral norm.
+_ROUNDED = 0.02
 
 
 class ReflectionMap(OrthogonalMap):
@@ -66,8 +69,13 @@ class ReflectionMap(OrthogonalMap):
         return self.product_times(v, torch.nn.functional.pad(x, (0, self.n - self.m)) if self.n > self.m else x, False)
 
     def free(self, matrix: Tensor) -> Free:
+        return self._free_near(matrix, 0.0)
+
+    def _free_near(self, matrix: Tensor, distance: float) -> Free:
+        # Rounding moved the polar factor about as far as the weight, out of what L < N reflections reach.
+        slack = 4 * distance if distance <= _ROUNDED else 0.0
         complex_born = not hasattr(self, "signs")
-        v, signs = ops.householder_vectors(matrix, self.reflections, signs=None if complex_born else self.signs)
+        v, signs = vectors_near(matrix, self.reflections, None if complex_born else self.signs, slack)
         if complex_born:
             return v, signs
         self.signs.copy_(signs)

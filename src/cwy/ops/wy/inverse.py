@@ -50,6 +50,16 @@ def householder_vectors(q: Tensor, reflections: int | None = None, *, signs: Ten
         >>> torch.allclose(cwy_matrix(v) * signs, q)
         True
     """
+    return vectors_near(q, reflections, signs)
+
+
+def vectors_near(q: Tensor, reflections: int | None, signs: Tensor | None, slack: float = 0.0) -> tuple[Tensor, Tensor]:
+    """Return the vectors and signs of :func:`householder_vectors`, also for a matrix that few reflections nearly reach.
+
+    Args:
+        q, reflections, signs: as there.
+        slack: how far, in the spectral norm, the matrix of fewer reflections than columns may be from ``q``.
+    """
     check_orthonormal("householder_vectors", q)
     if dispatch.why_only_autograd(q) is not None or (q.requires_grad and torch.is_grad_enabled()):
         raise ValueError("householder_vectors: it has no derivative. Pass q.detach(), outside torch.func and forward-mode AD.")
@@ -63,7 +73,8 @@ def householder_vectors(q: Tensor, reflections: int | None = None, *, signs: Ten
         v, d = work.new_zeros(*q.shape[:-1], count), work.new_ones(*q.shape[:-2], m)
     elif count < m:
         hints = [None] * work[..., 0, 0].numel() if signs is None else double(signs).reshape(-1, m)
-        tolerance = n**0.5 * max(8 * torch.finfo(q.dtype).eps, 2 * matrix_error(q))
+        rounding = n**0.5 * max(8 * torch.finfo(q.dtype).eps, 2 * matrix_error(q))
+        tolerance = max(rounding, slack)
         found = [_by_subspace(one, count, tolerance, hint) for one, hint in zip(work.reshape(-1, n, n), hints, strict=True)]
         v = torch.stack([f[0] for f in found]).reshape(*q.shape[:-2], n, count)
         d = torch.stack([f[1] for f in found]).reshape(*q.shape[:-2], m)
@@ -157,6 +168,22 @@ def nearest_orthogonal(q: Tensor) -> Tensor:
     """The orthogonal matrix nearest to ``q (*, N, N)``: its polar factor."""
     u, _, vh = torch.linalg.svd(q, full_matrices=False)
     return u @ vh
+
+
+def polar(call: str, x: Tensor) -> tuple[Tensor, float]:
+    r"""Return the matrix with orthonormal columns nearest to ``x (*, N, M)``, in float64, and its distance from x.
+
+    The distance is $\max_i|\sigma_i - 1|$, in the spectral norm. A matrix of rank below M has no nearest one: that raises.
+    """
+    if not x.isfinite().all():
+        raise ValueError(f"{call}: the matrix has NaN or infinite entries.")
+    u, size, vh = torch.linalg.svd(double(x), full_matrices=False)
+    least = x.shape[-2] * torch.finfo(x.dtype).eps
+    if (size[..., -1] <= least * size[..., 0]).any():
+        raise ValueError(
+            f"{call}: the weight has a rank below {x.shape[-1]}, so no orthogonal matrix is the nearest. Use init='random'."
+        )
+    return u @ vh, (size - 1).abs().max().item()
 
 
 def _by_pivots(q: Tensor) -> Tensor:
