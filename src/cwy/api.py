@@ -16,6 +16,7 @@ from torch.nn.utils import parametrize
 from . import init as inits
 from .parametrizations import OrthogonalMap
 from .parametrizations.base import Free
+from .parametrizations.reflections import Length
 from .parametrizations.rgd import OnManifold, keep, on_manifold, release
 from .registry import METHODS
 from .testing import gram_gap
@@ -42,6 +43,7 @@ def orthogonal(
     *,
     reflections: int | None = None,
     init: str | Tensor | _Array | None = None,
+    length: Length | None = None,
     **options,
 ) -> M:
     r"""Keeps a weight of a module orthogonal while it is trained.
@@ -60,6 +62,9 @@ def orthogonal(
             :func:`~cwy.orthogonality_error` of at most 0.1 takes its polar factor, and any other is replaced by "random".
             A warning states when a weight with an error below 0.5 is replaced, unless its singular values vary as much as
             those of a random matrix.
+        length: the norm of the vectors of the methods by reflections, at the start and after an assignment: a number,
+            "matched" or "raw". "matched", the default, lets Adam move the weight as far as a free one at the same learning
+            rate. "raw" leaves Gaussian vectors as drawn, of norm near $\sqrt N$, and those of a given matrix at norm 1.
         options: what else the method takes.
 
     Returns:
@@ -95,6 +100,8 @@ def orthogonal(
 
     if reflections is not None:
         options["reflections"] = reflections
+    if length is not None:
+        options["length"] = length
     _check_options(method, options)
     n, m = max(rows, columns), min(rows, columns)
     like = {"batch": flat.shape[:-2], "dtype": weight.dtype, "device": weight.device}

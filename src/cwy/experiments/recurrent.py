@@ -47,6 +47,12 @@ def start(method: str, init: str, nonlinearity: str = "modrelu") -> dict[str, An
     return {"init": init, "nonlinearity": nonlinearity}
 
 
+def raw_length(method: str) -> str | None:
+    """Return the option ``length`` by which the vectors of a method start as in the paper and in the committed records."""
+    takes_length = "length" in signature(METHODS[method].build).parameters
+    return "raw" if takes_length else None
+
+
 class Recurrent(nn.Module):
     r"""$h_t = f(Q h_{t-1} + W x_t)$, $y_t = R h_t + c$.
 
@@ -75,6 +81,7 @@ class Recurrent(nn.Module):
             self.core = OrthogonalRNN(
                 inputs, config.hidden_size, nonlinearity=config.nonlinearity, dtype=dtype, method=method,
                 reflections=config.reflections, init=config.init, output="last" if last else "all",
+                length=raw_length(method),
             )  # fmt: skip
             weight = cast(Tensor, self.core.weight_ih_l0)
             nn.init.kaiming_normal_(weight, nonlinearity="relu")

@@ -34,7 +34,7 @@ class _Kernels(nn.Module):
     hidden_channels: int
     kernel_size: int
 
-    def _set_up(self, nonlinearity: Activation, bias: bool, method: str, init: Any, like: dict[str, Any]) -> None:
+    def _set_up(self, nonlinearity: Activation, bias: bool, method: str, init: Any, length: Any, like: dict[str, Any]) -> None:
         call = type(self).__name__
         check_choices(call, nonlinearity, "all", "store")
         known = [*(name for name, m in METHODS.items() if m.kind != "square" and m.real), *FREE]
@@ -42,9 +42,11 @@ class _Kernels(nn.Module):
             near = get_close_matches(str(method), known, n=2)
             hint = f"Did you mean {' or '.join(map(repr, near))}? " if near else ""
             raise ValueError(f"{call}: method {method!r} is none for kernels. {hint}Known: {', '.join(known)}.")
-        if method in FREE and init is not None:
-            raise ValueError(f"{call}: init belongs to constrained kernels, and method is {method!r}. Leave it out.")
+        for option, value in (("init", init), ("length", length)):
+            if method in FREE and value is not None:
+                raise ValueError(f"{call}: {option} belongs to constrained kernels, and method is {method!r}. Leave it out.")
         self.nonlinearity, self.bias, self.method, self._init, self._like = nonlinearity, bias, method, init, like
+        self._length = length
 
     @property
     def _threshold(self) -> bool:
@@ -64,7 +66,7 @@ class _Kernels(nn.Module):
             if self.method not in FREE:
                 # OWN can't start Haar-random.
                 init = "random" if self._init is None and self.method == "own" else self._init
-                orthogonal(self, name, self.method, init=init)
+                orthogonal(self, name, self.method, init=init, length=self._length)
         if self.bias:
             self.register_parameter(f"bias_ih{suffix}", _uniform(0.01 if self._threshold else bound, f, **self._like))
 
@@ -111,6 +113,7 @@ class ConvNERU(Images, _Kernels):
         method: a method of :data:`cwy.METHODS` for tall matrices ("tcwy", "own", "rgd-c-c", ...), or without a constraint
             "glorot", "orth-init" (started on the manifold) and "zeros" (no recurrence).
         init: initial value of $q\hat K^\top$, as in :func:`cwy.orthogonal`; by default Haar-random, where the method has that.
+        length: norm of the vectors of the methods by reflections, as in :func:`cwy.orthogonal`.
         memory: "store", or "checkpoint" to keep $\sqrt T$ states: worth it with output="last".
         output: "all" states of the last layer, or only the "last".
         backend: of :func:`~cwy.ops.conv_rollout`.
@@ -140,12 +143,13 @@ class ConvNERU(Images, _Kernels):
         *,
         method: str = "tcwy",
         init: str | Tensor | None = None,
+        length: float | str | None = None,
         memory: str = "store",
         output: str = "all",
         backend: str = "auto",
     ) -> None:
         super().__init__(in_channels, hidden_channels, kernel_size, num_layers, batch_first, output)
-        self._set_up(nonlinearity, bias, method, init, {"device": device, "dtype": dtype})
+        self._set_up(nonlinearity, bias, method, init, length, {"device": device, "dtype": dtype})
         if memory not in ("store", "checkpoint"):
             raise ValueError(f"ConvNERU: memory must be 'store' or 'checkpoint', got {memory!r}.")
         names = ["auto", *(b.name for b in dispatch.backends("conv_rollout")["conv_rollout"])]
@@ -202,7 +206,7 @@ class ConvNERUCell(_Kernels):
     r"""One step of :class:`ConvNERU`: $G' = f(K * G + b + K^{in} * X)$.
 
     Args:
-        in_channels, hidden_channels, kernel_size, nonlinearity, bias, device, dtype, method, init: as there.
+        in_channels, hidden_channels, kernel_size, nonlinearity, bias, device, dtype, method, init, length: as there.
 
     Returns:
         From ``input (B, C, H, W)`` or ``(C, H, W)``, and ``hx`` of f channels or None for zero, the next state.
@@ -225,11 +229,12 @@ class ConvNERUCell(_Kernels):
         *,
         method: str = "tcwy",
         init: str | Tensor | None = None,
+        length: float | str | None = None,
     ) -> None:
         super().__init__()
         check_sizes("ConvNERUCell", kernel_size, in_channels=in_channels, hidden_channels=hidden_channels)
         self.in_channels, self.hidden_channels, self.kernel_size = in_channels, hidden_channels, kernel_size
-        self._set_up(nonlinearity, bias, method, init, {"device": device, "dtype": dtype})
+        self._set_up(nonlinearity, bias, method, init, length, {"device": device, "dtype": dtype})
         self._add("", in_channels)
 
     def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:

@@ -43,6 +43,7 @@ class _Recurrent(nn.Module):
         init: str | Tensor | None,
         device: torch.device | str | None,
         dtype: torch.dtype | None,
+        length: float | str | None,
     ) -> None:
         super().__init__()
         for name, size in (("input_size", input_size), ("hidden_size", hidden_size)):
@@ -50,7 +51,7 @@ class _Recurrent(nn.Module):
                 raise ValueError(f"{type(self).__name__}: {name} must be at least 1, got {size}.")
         self.input_size, self.hidden_size, self.bias = input_size, hidden_size, bias
         self.nonlinearity, self.method = nonlinearity, method
-        self._options: dict[str, Any] = {"method": method, "reflections": reflections, "init": init}
+        self._options: dict[str, Any] = {"method": method, "reflections": reflections, "init": init, "length": length}
         self._like: dict[str, Any] = {"device": device, "dtype": _complex_only(method, dtype)}
         if isinstance(nonlinearity, str) and nonlinearity in NONLINEARITIES:
             known = [name for name, f in NONLINEARITIES.items() if f.complex]
@@ -126,7 +127,7 @@ class OrthogonalRNN(_Recurrent):
         batch_first, dropout, bidirectional, device, dtype: as in torch. A complex dtype makes states complex.
         method: a square method of :data:`cwy.METHODS`. Those that are unitary alone make weights and states complex.
         reflections: L of the methods by reflections; with few, states are multiplied by factors, Q never formed.
-        init: initial value of the transition, as in :func:`cwy.orthogonal`.
+        init, length: initial value of the transition and norm of its vectors, as in :func:`cwy.orthogonal`.
         memory: "store", "checkpoint" or "reversible": what is kept for the backward, see :func:`~cwy.ops.rollout`.
         output: "all" states of the last layer, or only the "last", without storing the others' outputs.
         backend: of :func:`~cwy.ops.rollout`.
@@ -158,11 +159,12 @@ class OrthogonalRNN(_Recurrent):
         method: str = "cwy",
         reflections: int | None = None,
         init: str | Tensor | None = None,
+        length: float | str | None = None,
         memory: str = "store",
         output: str = "all",
         backend: str = "auto",
     ) -> None:
-        super().__init__(input_size, hidden_size, bias, nonlinearity, method, reflections, init, device, dtype)
+        super().__init__(input_size, hidden_size, bias, nonlinearity, method, reflections, init, device, dtype, length)
         if num_layers < 1:
             raise ValueError(f"OrthogonalRNN: num_layers must be at least 1, got {num_layers}.")
         if not 0 <= dropout <= 1:
@@ -313,7 +315,7 @@ class OrthogonalRNNCell(_Recurrent):
 
     Args:
         input_size, hidden_size, bias, nonlinearity, device, dtype: as in torch; ``nonlinearity`` as in :class:`OrthogonalRNN`.
-        method, reflections, init: as in :class:`OrthogonalRNN`.
+        method, reflections, init, length: as in :class:`OrthogonalRNN`.
 
     Example:
         >>> cell = OrthogonalRNNCell(10, 20)
@@ -336,8 +338,9 @@ class OrthogonalRNNCell(_Recurrent):
         method: str = "cwy",
         reflections: int | None = None,
         init: str | Tensor | None = None,
+        length: float | str | None = None,
     ) -> None:
-        super().__init__(input_size, hidden_size, bias, nonlinearity, method, reflections, init, device, dtype)
+        super().__init__(input_size, hidden_size, bias, nonlinearity, method, reflections, init, device, dtype, length)
         check_choices("OrthogonalRNNCell", nonlinearity, "all", "store")
         self._add("", input_size)
 

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from .. import ops
 from ..registry import register
-from .reflections import ReflectionMap
+from .reflections import Length, ReflectionMap
 
 
 @register("cwy", domain="O_L(N); complex, L = N: U(N)", kind="square", complex=True, paper="Likhosherstov et al. 2021")
@@ -18,6 +18,7 @@ class CWY(ReflectionMap):
     Args:
         n, m: N; ``m``, if given, is N too.
         reflections: L, from 1 to N (default).
+        length: the norm of the vectors at the start, as in :func:`cwy.orthogonal`.
         batch, dtype, device: of the weight.
 
     Example:
@@ -26,8 +27,16 @@ class CWY(ReflectionMap):
         True
     """
 
-    def __init__(self, n: int, m: int | None = None, *, reflections: int | None = None, **like) -> None:
-        super().__init__(n, m, reflections=reflections, **like)
+    def __init__(
+        self,
+        n: int,
+        m: int | None = None,
+        *,
+        reflections: int | None = None,
+        length: Length = "matched",
+        **like,
+    ) -> None:
+        super().__init__(n, m, reflections=reflections, length=length, **like)
         if self.m != self.n:
             raise ValueError(f"{self._call}: CWY is square. For {self.n} x {self.m} use TCWY.")
 

@@ -18,6 +18,7 @@ class HR(ReflectionMap):
     Args:
         n, m: the matrix is N x M, $N \ge M$.
         reflections: L; all M by default. Only a square matrix may have fewer.
+        length: the norm of the vectors at the start, as in :func:`cwy.orthogonal`.
         batch, dtype, device: of the weight.
 
     Example:

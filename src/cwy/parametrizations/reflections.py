@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import math
+from typing import Literal
+
 import torch
 from torch import Tensor
 
 from ..ops.wy.inverse import vectors_near
+from ..testing import double
 from .base import Free, OrthogonalMap
 
 # A matrix rounded to bfloat16 is nearer than this to an orthogonal one, in the spectral norm.
 _ROUNDED = 0.02
+
+Length = float | Literal["matched", "raw"]
+"""The norm of the vectors at the start, or how it is chosen."""
 
 
 class ReflectionMap(OrthogonalMap):
@@ -22,12 +29,24 @@ class ReflectionMap(OrthogonalMap):
     Args:
         n, m: the matrix is N x M.
         reflections: L; all M by default. Only a square matrix may have fewer.
+        length: the norm that vectors get when they are sampled or found from a matrix. A step of an optimizer moves the
+            matrix in inverse proportion to it. "matched": Adam moves the matrix as far as it would move a free weight at the
+            same learning rate, see :func:`matched_length`. "raw": Gaussian vectors as drawn, of norm near $\sqrt N$, and
+            unit vectors from a matrix, as the paper's experiments start.
         batch, dtype, device: of the weight.
     """
 
     signs: Tensor
 
-    def __init__(self, n: int, m: int | None = None, *, reflections: int | None = None, **like) -> None:
+    def __init__(
+        self,
+        n: int,
+        m: int | None = None,
+        *,
+        reflections: int | None = None,
+        length: Length = "matched",
+        **like,
+    ) -> None:
         super().__init__(n, m, **like)
         self.reflections = self.m if reflections is None else reflections
         if isinstance(reflections, bool) or not isinstance(self.reflections, int) or not 1 <= self.reflections <= self.m:
@@ -35,6 +54,12 @@ class ReflectionMap(OrthogonalMap):
         if self.reflections < self.m and not self.may_have_fewer:
             raise ValueError(
                 f"{self._call}: it has exactly M = {self.m} reflections, got {reflections}. For fewer use CWY or HR."
+            )
+        self.length = length
+        if not _is_length(length):
+            raise ValueError(
+                f"{self._call}: length must be a positive number, 'matched' or 'raw', got {length!r}. "
+                "Leave it out to move Q as far as a free weight."
             )
         if not self.dtype.is_complex:
             self.register_buffer("signs", torch.ones(*self.batch, self.m, dtype=self.dtype, device=self.device))
@@ -76,14 +101,62 @@ class ReflectionMap(OrthogonalMap):
         slack = 4 * distance if distance <= _ROUNDED else 0.0
         complex_born = not hasattr(self, "signs")
         v, signs = vectors_near(matrix, self.reflections, None if complex_born else self.signs, slack)
+        v = v * self._length_of(v)
         if complex_born:
             return v, signs
         self.signs.copy_(signs)
         return v
 
+    def _length_of(self, v: Tensor) -> float:
+        """Return the length to give to unit vectors found from a matrix."""
+        if self.length == "raw":
+            return 1.0
+        if self.length != "matched":
+            return float(self.length)
+        overlap = double(v[..., : self.m, :]).abs().square().sum(-2).mean().item()
+        return matched_length(self.n, self.m, self.reflections, overlap)
+
     def sample(self) -> Free:
         v = torch.randn(*self.batch, self.n, self.reflections, dtype=self.dtype, device=self.device)
+        if self.length != "raw":
+            length = matched_length(self.n, self.m, self.reflections) if self.length == "matched" else float(self.length)
+            v = v * (length / torch.linalg.vector_norm(v, dim=-2, keepdim=True))
         return (v, torch.ones(*self.batch, self.m, dtype=self.dtype, device=self.device)) if self.dtype.is_complex else v
 
     def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, reflections={self.reflections}"
+        shown = f"{super().extra_repr()}, reflections={self.reflections}"
+        if self.length == "matched":
+            return shown
+        return f"{shown}, length={self.length!r}"
+
+
+def matched_length(n: int, m: int, reflections: int, overlap: float | None = None) -> float:
+    r"""Return the norm of the vectors at which Adam moves Q as far as it would move a free weight.
+
+    Adam's first step is the learning rate in every entry. With random gradients it moves a free N x M weight by
+    $\sqrt{NM}$ times the rate, in the Frobenius norm. The matrix of L vectors of norm $\rho$ moves as far if
+    $$ \rho^2 = 8\,\tfrac LN\,(1 + \tfrac4\pi\tfrac LN) \quad (M = N), \qquad
+       \rho = 2\,(a + \tfrac MN)/\sqrt a \quad (M < N). $$
+
+    The mathematics derives it. The result has five significant bits: then vectors along a coordinate axis, as those of
+    the identity, are normalized without rounding.
+
+    Args:
+        n, m: the matrix is N x M.
+        reflections: L.
+        overlap: a, the mean square norm of the first M entries of a unit vector. Random vectors have M/N, the default.
+    """
+    ratio = reflections / n
+    if n == m:
+        length = math.sqrt(8 * ratio * (1 + 4 / math.pi * ratio))
+    else:
+        overlap = ratio if overlap is None else overlap
+        length = 2 * (overlap + ratio) / math.sqrt(overlap)
+    mantissa, exponent = math.frexp(length)
+    return math.ldexp(round(mantissa * 32) / 32, exponent)
+
+
+def _is_length(length: object) -> bool:
+    if isinstance(length, str):
+        return length in ("matched", "raw")
+    return isinstance(length, int | float) and not isinstance(length, bool) and 0 < length < math.inf

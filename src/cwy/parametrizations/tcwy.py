@@ -17,6 +17,7 @@ class TCWY(ReflectionMap):
 
     Args:
         n, m: the matrix is N x M, $N \ge M$.
+        length: the norm of the vectors at the start, as in :func:`cwy.orthogonal`.
         batch, dtype, device: of the weight.
 
     Example:

@@ -26,7 +26,7 @@ class Descent(nn.Module):
         super().__init__()
         size = start.shape[-2:]
         self.weight = nn.Parameter(torch.empty(replicas, *size, dtype=start.dtype, device=start.device))
-        orthogonal(self, method=method, init="random")
+        orthogonal(self, method=method, init="random", length="raw")
         with torch.no_grad():
             self.vectors.copy_(start)
         for name in ("gradient", "minimum", "growth"):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ...nn import OrthogonalRNN, OrthogonalRNNCell
 from ...ops.recurrence.nonlinearities import NONLINEARITIES
-from ..recurrent import BASELINES, RecurrentConfig, check_baseline
+from ..recurrent import BASELINES, RecurrentConfig, check_baseline, raw_length
 
 CELLS: dict[str, Callable[..., nn.RNNCellBase]] = {"rnn": nn.RNNCell, "gru": nn.GRUCell, "lstm": nn.LSTMCell}
 SHUT = 1e4  # what closes a gate, or opens it, to the last bit
@@ -114,4 +114,5 @@ def _options(method: str, config: RecurrentConfig, dtype: torch.dtype) -> dict[s
         "method": method,
         "reflections": config.reflections,
         "init": config.init,
+        "length": raw_length(method),
     }

@@ -8,7 +8,9 @@ from torch.nn.functional import conv2d, pixel_shuffle, pixel_unshuffle
 from torch.utils.checkpoint import checkpoint
 
 from ...nn import ConvLSTM, ConvNERU
+from ...nn.conv import FREE
 from ...ops.recurrence.transition import by_rows
+from ..recurrent import raw_length
 
 GROUP = 2
 """Squares of so many pixels a side become channels."""
@@ -67,7 +69,8 @@ class Predictor(nn.Module):
         def unit(inputs: int, outputs: int) -> ConvNERU | ConvLSTM:
             if lstm:
                 return ConvLSTM(inputs, outputs, kernel_size, dtype=dtype)
-            return ConvNERU(inputs, outputs, kernel_size, dtype=dtype, method=method, backend=backend)
+            length = None if method in FREE else raw_length(method)
+            return ConvNERU(inputs, outputs, kernel_size, dtype=dtype, method=method, length=length, backend=backend)
 
         self.down = nn.ModuleList(Block(a, b, False, lstm, dtype) for a, b in ((GROUP**2, f), (f, 2 * f), (2 * f, 4 * f)))
         self.up = nn.ModuleList(Block(a, b, True, lstm, dtype) for a, b in ((4 * f, 2 * f), (2 * f, f), (f, f)))
