@@ -142,3 +142,20 @@ def test_a_bad_length_is_refused(length):
         cwy.orthogonal(Layer(4, 4), length=length)
     with pytest.raises(TypeError, match="method 'exprnn' has no option 'length'"):
         cwy.orthogonal(Layer(4, 4), method="exprnn", length=length)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(64, 64), (64, 16)])
+def test_nearest_and_every_length_on_a_gpu(shape):
+    q = cwy.init.haar(*shape, device="cuda")
+    stored = nn.Linear(*shape[::-1], bias=False, device="cuda")
+    with torch.no_grad():
+        stored.weight.copy_(q.bfloat16())
+    layer = cwy.orthogonal(stored)
+    assert (layer.weight - q).abs().max() < 5e-3
+    assert cwy.orthogonality_error(layer) < 1e-5
+    layer.weight = q
+    fresh = cwy.orthogonal(nn.Linear(*shape[::-1], bias=False, device="cuda"), init="random")
+    for one in (layer, fresh):
+        assert norms(one).is_cuda
+        torch.testing.assert_close(norms(one), norms(one)[:1].expand(shape[1]))
