@@ -8,6 +8,9 @@ import torch
 from torch import nn
 
 import cwy
+from cwy.experiments.nmt.cells import Encoder, cell
+from cwy.experiments.recurrent import Recurrent, RecurrentConfig
+from cwy.experiments.video.model import Predictor
 from cwy.parametrizations.reflections import matched_length
 
 RATE = 1e-6
@@ -134,6 +137,22 @@ def test_recurrent_layers_pass_it_on():
         cell = cwy.nn.ConvNERUCell(3, 4, length=length)
         for chain in (unit.parametrizations["weight_hh_l0"], cell.parametrizations["weight_hh"]):
             assert chain.original.norm(dim=0).tolist() == pytest.approx([expected] * 4)
+
+
+def test_the_experiments_keep_the_old_lengths():
+    """The paper's learning rates and the committed records belong to unit vectors from a matrix."""
+    config = RecurrentConfig(hidden_size=8, init="haar")
+    models = [
+        Recurrent("cwy", config, 3, 2, last=True, symbols=False, dtype=torch.float64),
+        Encoder("cwy", config, 3, torch.float64),
+        cell("cwy", config, 3, torch.float64),
+        Predictor("tcwy", 4),
+    ]
+    for model in models:
+        vectors = [p for name, p in model.named_parameters() if name.endswith(".original")]
+        assert vectors
+        for v in vectors:
+            torch.testing.assert_close(v.norm(dim=-2), torch.ones_like(v[0]))
 
 
 @pytest.mark.parametrize("length", [0, -1.0, math.inf, math.nan, True, "unit", [1.0]])
