@@ -78,7 +78,10 @@ def orthogonal(
         True
     """
     weight = _weight(module, name)
-    flat = weight.flatten(1) if isinstance(module, _ConvNd) else weight
+    # Detached: a graph that holds the weight would keep torch from swapping it.
+    flat = weight.detach()
+    if isinstance(module, _ConvNd):
+        flat = flat.flatten(1)
     rows, columns = flat.shape[-2:]
     if method == "cwy" and rows != columns:
         method = "tcwy"

@@ -47,6 +47,7 @@ class OrthogonalMap(nn.Module):
         self.wide = False
         self.kernel: torch.Size | None = None
         self._start: Free | None = None
+        self._registered = False
 
     @property
     def dtype(self) -> torch.dtype:
@@ -114,6 +115,35 @@ class OrthogonalMap(nn.Module):
         """Free parameters of a weight: what ``layer.weight = Q`` stores, with the signs or base that it needs."""
         if self._start is not None:
             return self._start
+        # torch refuses to assign a Parameter, so that one comes only from a registration.
+        registering = isinstance(weight, nn.Parameter)
+        if registering and self._registered:
+            return self._join(weight)
+        free = self._inverse(weight)
+        self._registered = self._registered or registering
+        return free
+
+    def _join(self, weight: Tensor) -> Free:
+        """Return free parameters for another module that registers this map, whose own state must stay.
+
+        ``parametrize.transfer_parametrizations_and_params`` registers the map again and then shares the free parameters.
+        """
+        state = [buffer.clone() for buffer in self.buffers()]
+        try:
+            free = self._inverse(weight)
+        except ValueError:
+            return self.sample()
+        changed = False
+        for buffer, before in zip(self.buffers(), state, strict=True):
+            if not torch.equal(buffer, before):
+                buffer.copy_(before)
+                changed = True
+        if changed:
+            return self.sample()
+        return free
+
+    def _inverse(self, weight: Tensor) -> Free:
+        """Return the free parameters of an orthogonal weight."""
         matrix = self._tall(weight)
         check_orthonormal(self._call, matrix)
         if torch.promote_types(matrix.dtype, self.dtype) != matrix.dtype:
@@ -144,6 +174,7 @@ class OrthogonalMap(nn.Module):
         self._start = free
         try:
             yield
+            self._registered = True
         finally:
             self._start = None
 
