@@ -14,7 +14,7 @@ from cwy.experiments.report import find_runs
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 API = (ROOT / "docs/api.md").read_text()
-PACKAGES = [cwy.init, cwy.manifolds.stiefel, cwy.nn, cwy.ops, cwy.optim, cwy.parametrizations, cwy.testing]
+PACKAGES = [cwy.compat, cwy.init, cwy.manifolds.stiefel, cwy.nn, cwy.ops, cwy.optim, cwy.parametrizations, cwy.testing]
 
 
 def _public(module):

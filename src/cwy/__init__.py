@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ._version import __version__
 
 if TYPE_CHECKING:
-    from . import cudagraph, init, manifolds, nn, ops, optim, parametrizations, testing
+    from . import compat, cudagraph, init, manifolds, nn, ops, optim, parametrizations, testing
     from .api import bake, orthogonal
     from .registry import METHODS
     from .testing import orthogonality_error
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _HOME = {
     "METHODS": "parametrizations",
     "bake": "api",
+    "compat": "",
     "cudagraph": "",
     "init": "",
     "manifolds": "",
@@ -33,6 +34,7 @@ __all__ = [
     "METHODS",
     "__version__",
     "bake",
+    "compat",
     "cudagraph",
     "init",
     "manifolds",

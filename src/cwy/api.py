@@ -204,12 +204,21 @@ def _weight(module: nn.Module, name: str) -> Tensor:
     return weight
 
 
+# The options of torch's and geotorch's functions, and what stands for them here.
+_ELSEWHERE = {
+    "orthogonal_map": "Name the map by method=, or call cwy.compat.orthogonal, which has torch's signature.",
+    "triv": "Name the map by method=, e.g. 'exprnn' or 'scornn'.",
+    "use_trivialization": "With it, use method='dtriv', without it 'exprnn', or call cwy.compat.orthogonal.",
+}
+
+
 def _check_options(method: str, options: dict) -> None:
     takes = {p.name for p in _parameters(METHODS[method].build) if p.kind is p.KEYWORD_ONLY}
     for key in options:
         if key not in takes:
             near = difflib.get_close_matches(key, takes, n=1)
             hint = f"Did you mean {near[0]!r}?" if near else f"It takes {', '.join(sorted(takes)) or 'no options'}."
+            hint = _ELSEWHERE.get(key, hint)
             raise TypeError(f"orthogonal: method {method!r} has no option {key!r}. {hint}")
 
 

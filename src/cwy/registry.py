@@ -13,6 +13,15 @@ if TYPE_CHECKING:
     Map = TypeVar("Map", bound=type[OrthogonalMap])
 
 
+# What torch and geotorch call a map, and the methods here that compute it.
+ELSEWHERE = {
+    "cayley": ("scornn",),
+    "expm": ("exprnn", "dtriv"),
+    "householder": ("hr", "cwy"),
+    "matrix_exp": ("exprnn", "dtriv"),
+}
+
+
 @dataclass(frozen=True)
 class Method:
     """A way to keep a matrix orthogonal.
@@ -59,7 +68,9 @@ class Methods(Mapping[str, Method]):
     def __getitem__(self, name: str) -> Method:
         if name in self._methods:
             return self._methods[name]
-        near = difflib.get_close_matches(str(name).lower(), self._methods, cutoff=0.4)
+        near = ELSEWHERE.get(str(name).lower())
+        if near is None:
+            near = difflib.get_close_matches(str(name).lower(), self._methods, cutoff=0.4)
         hint = f"Did you mean {' or '.join(repr(n) for n in near)}? " if near else ""
         raise UnknownMethod(f"unknown method {name!r}. {hint}Registered: {', '.join(self._methods)}.")
 
