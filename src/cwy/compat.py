@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -147,4 +147,4 @@ def _initial(weight: Tensor, orthogonal_map: str | None, use_trivialization: boo
     wide = torch.promote_types(weight.dtype, torch.float32)
     twin.weight = nn.Parameter(weight.detach().to(wide, copy=True))
     _torch_orthogonal(twin, "weight", orthogonal_map, use_trivialization=use_trivialization)
-    return twin.weight.detach()
+    return cast(Tensor, twin.weight).detach()
