@@ -17,7 +17,18 @@ from .terminal import plainly
 with suppress(ImportError):
     import typer
 
-EXTRAS = ("typer", "rich", "matplotlib")
+# What every command needs, and the extras of packages that only some need.
+EXTRAS = ("typer", "rich")
+OPTIONAL = {
+    "PIL": "video",
+    "av": "video",
+    "filelock": "cli",
+    "matplotlib": "cli",
+    "numpy": "cli",
+    "sacrebleu": "nmt",
+    "safetensors": "cli",
+    "tensorboard": "experiments",
+}
 
 
 def info(
@@ -86,7 +97,13 @@ def main() -> None:
     for command in experiments.DATA:
         data.command(command.__name__.removeprefix("data_"))(command)
     app.add_typer(data, name="data")
-    app()
+    try:
+        app()
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in OPTIONAL:
+            raise
+        sys.exit(f'cwy: this command needs {package}. To install:\n\n    pip install "cwy[{OPTIONAL[package]}]"\n')
 
 
 def _cwy(

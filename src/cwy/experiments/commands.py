@@ -27,7 +27,7 @@ def demo(
     ] = None,
 ) -> None:
     """A minute of the Copying task: who remembers ten symbols? A table, a picture, a sentence."""
-    _need_experiments()
+    _need_experiments("matplotlib")
     from .engine.signals import Stop, Stopped
     from .engine.streams import outlast
 
@@ -257,11 +257,11 @@ def _run(command: Callable[..., int]) -> None:
             sys.exit(error.status)
 
 
-def _need_experiments() -> None:
+def _need_experiments(*also: str) -> None:
     """Ends the command before it has done anything where a package of the experiments is missing."""
-    missing = [name for name in EXTRAS if find_spec(name) is None]
+    missing = [name for name in (*EXTRAS, *also) if find_spec(name) is None]
     if missing:
-        sys.exit(f'cwy: the experiments need {", ".join(missing)}. To install:\n\n    pip install "cwy[experiments]"\n')
+        sys.exit(f'cwy: the experiments need {", ".join(missing)}. To install:\n\n    pip install "cwy[cli]"\n')
 
 
 COMMANDS = (demo, train, resume, translate, runs, report)

@@ -6,16 +6,17 @@ import io
 import re
 from collections.abc import Sequence
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib import rc_context
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, LogLocator, NullFormatter, NullLocator, PercentFormatter, StrMethodFormatter
 
 from .describe import Curve, Series
 from .panels import Panel
+
+# matplotlib is imported where something is drawn: tables and colours do without.
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # Seen on white and on black, and told apart by colour-blind readers; the baselines of torch are greys.
 COLOURS = {
@@ -58,6 +59,9 @@ STYLE = {
 
 def draw(panel: Panel, curve: Curve) -> Figure:
     """A panel's figure of one metric."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
     with rc_context(STYLE):
         shown = panel.drawn(curve)
         lines = -(-len(shown) // _columns([one.label for one in shown])) if shown else 0
@@ -124,6 +128,8 @@ def _columns(labels: Sequence[str]) -> int:
 
 
 def _ticks(axes: Axes, curve: Curve) -> None:
+    from matplotlib.ticker import FixedLocator, LogLocator, NullFormatter, NullLocator, PercentFormatter, StrMethodFormatter
+
     for axis, scale in ((axes.xaxis, curve.along_scale), (axes.yaxis, curve.scale)):
         if scale == "linear":
             axis.set_major_formatter(StrMethodFormatter("{x:,g}"))
@@ -163,6 +169,8 @@ def inline(figure: Figure, name: str, text: str) -> str:
 
 
 def _save(figure: Figure, kind: str, **options: Any) -> bytes:
+    from matplotlib import rc_context
+
     content = io.BytesIO()
     with rc_context(STYLE):
         figure.savefig(content, format=kind, **options)
