@@ -15,6 +15,9 @@ import cwy
 settings.register_profile("cwy", deadline=None, derandomize=True, max_examples=60)
 settings.load_profile("cwy")
 
+# Scripts for type checkers, with mistakes: not to be imported.
+collect_ignore_glob = ["tests/users/*"]
+
 # Workers share the cores.
 torch.set_num_threads(1)
 

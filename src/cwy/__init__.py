@@ -48,13 +48,19 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str):
-    if name not in _HOME:
-        raise AttributeError(f"module 'cwy' has no attribute {name!r}")
-    home = _HOME[name]
-    value = getattr(import_module(f".{home}", __name__), name) if home else import_module(f".{name}", __name__)
-    globals()[name] = value
-    return value
+# Hidden from type checkers, which would take any name for an attribute.
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str):
+        if name not in _HOME:
+            raise AttributeError(f"module 'cwy' has no attribute {name!r}")
+        home = _HOME[name]
+        if home:
+            value = getattr(import_module(f".{home}", __name__), name)
+        else:
+            value = import_module(f".{name}", __name__)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

@@ -44,7 +44,7 @@ def orthogonal(
     reflections: int | None = None,
     init: str | Tensor | _Array | None = None,
     length: Length | None = None,
-    **options,
+    **options: Any,
 ) -> M:
     r"""Keeps a weight of a module orthogonal while it is trained.
 

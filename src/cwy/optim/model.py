@@ -27,7 +27,7 @@ def for_model(
     optimizer: Callable[..., Optimizer] = torch.optim.Adam,
     *,
     project: bool = False,
-    **options,
+    **options: Any,
 ) -> Optimizer:
     """The optimiser that every parameter of a model needs, as one object.
 
