@@ -188,7 +188,8 @@ def test_workflows_test_the_oldest_and_the_newest():
     assert PROJECT["dependencies"] == [f"torch>={oldest['torch'].removesuffix('.0')}"]
     assert PROJECT["requires-python"] == f">={oldest['python']}"
     assert newest["torch"] == pins["torch"]
-    named = [line.rpartition(" ")[2] for line in PROJECT["classifiers"] if line.startswith("Programming Language :: Python :: 3.")]
+    minor = "Programming Language :: Python :: 3."
+    named = [line.rpartition(" ")[2] for line in PROJECT["classifiers"] if line.startswith(minor)]
     assert named[0] == oldest["python"]
     assert named[-1] == newest["python"]
 
