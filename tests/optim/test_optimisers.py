@@ -170,6 +170,7 @@ def test_state_dict_round_trip_is_bitwise(rule, dtype):
     ys = [nn.Parameter(x.detach().clone()) for x in xs]
     other = make(rule, ys, lr=0.5)
     other.load_state_dict(torch.load(file, weights_only=True))
+    assert len(other.state) == len(optimiser.state)
     run(optimiser, xs, ts, 4)
     run(other, ys, ts, 4)
     assert all(torch.equal(x, y) for x, y in zip(xs, ys, strict=True))

@@ -39,7 +39,9 @@ class KeepsPrecision(Optimizer):
             if "stiefel" in group:
                 for p, key in zip(group["params"], saved["params"], strict=True):
                     tensors = {n: x for n, x in loaded[0]["state"].get(key, {}).items() if isinstance(x, Tensor)}
-                    self.state[p].update({n: x.to(p.device, copy=True) for n, x in tensors.items()})
+                    # The state is a defaultdict: reading it for a parameter without state would add an empty one.
+                    if tensors:
+                        self.state[p].update({n: x.to(p.device, copy=True) for n, x in tensors.items()})
 
 
 class StiefelOptimizer(KeepsPrecision):
