@@ -236,7 +236,7 @@ def test_functional_call_and_ensembles(name, size, dtype):
 def test_weight_decay_keeps_it_orthogonal(name, size, dtype):
     single = torch.complex64 if dtype.is_complex else torch.float32
     layer = make(name, size, single)
-    train(layer, data(size, single), 100, weight_decay=0.1)
+    train(layer, data(size, single), 100, orthogonal_weight_decay=0.1)
     assert cwy.orthogonality_error(layer.weight) <= 1e-5
 
 

@@ -272,3 +272,31 @@ def test_errors(call, kind, words):
         call()
     for word in words:
         assert word in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda m: for_model(m, torch.optim.AdamW, lr=1e-2),
+        lambda m: for_model(m, torch.optim.AdamW),
+        lambda m: for_model(m, 1e-2, torch.optim.AdamW),
+    ],
+)
+def test_an_optimizer_in_the_place_of_a_learning_rate_is_named(call):
+    with pytest.raises(TypeError, match=r"for_model: (orthogonal_)?lr must be a number.*AdamW.*optimizer=AdamW"):
+        call(nn.Linear(3, 3))
+
+
+def test_constrained_parameters_decay_only_when_told():
+    def decays(**options):
+        groups = for_model(Mix(), optimizer=torch.optim.AdamW, **options).param_groups
+        return [(g["name"], g["weight_decay"]) for g in groups if "weight_decay" in g]
+
+    assert decays() == [("free", 0.01), ("orthogonal", 0.0)]
+    assert decays(weight_decay=0.1) == [("free", 0.1), ("orthogonal", 0.0)]
+    assert decays(orthogonal_weight_decay=0.2) == [("free", 0.01), ("orthogonal", 0.2)]
+    assert decays(orthogonal_weight_decay=0.2, hold_length=True) == [("free", 0.01), ("orthogonal", 0.0)]
+    with pytest.raises(ValueError, match=r"Rprop has no weight decay, but orthogonal_weight_decay is 0\.1"):
+        for_model(Mix(), optimizer=torch.optim.Rprop, orthogonal_weight_decay=0.1)
+    with pytest.raises(ValueError, match="orthogonal_weight_decay must be at least 0, got -1"):
+        for_model(Mix(), orthogonal_weight_decay=-1)

@@ -1,8 +1,9 @@
 """Optimisers for weights that live on the Stiefel manifold, with torch's own interface."""
 
 from .adam import StiefelAdam
+from .hold import hold_length
 from .joint import Joint
 from .model import for_model
 from .sgd import StiefelSGD
 
-__all__ = ["Joint", "StiefelAdam", "StiefelSGD", "for_model"]
+__all__ = ["Joint", "StiefelAdam", "StiefelSGD", "for_model", "hold_length"]
