@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from ..ops.wy.inverse import nearest_orthogonal
 from ..registry import register
 from ..testing import double
+from . import _foreign_steps
 from .base import OrthogonalMap
 
 
@@ -18,6 +20,33 @@ class OnManifold(OrthogonalMap):
 
     rule: ClassVar[Literal["sgd", "adam"]]
     settings: dict[str, Any]
+    _owner: weakref.ref[nn.Module] | None = None
+    _name: str | None = None
+
+    def parameter(self) -> Tensor | None:
+        """Return the parameter that this map marks, or None if its module is gone or was baked."""
+        owner = None if self._owner is None else self._owner()
+        if owner is None or on_manifold(owner).get(self._name) is not self:
+            return None
+        return owner._parameters.get(self._name)
+
+    def mark(self, owner: nn.Module, name: str) -> None:
+        """Mark a parameter of a module, so that a step of an optimizer of another kind warns."""
+        # A strong reference would close a cycle, and the module's memory would wait for the garbage collector.
+        self._owner = weakref.ref(owner)
+        self._name = name
+        _foreign_steps.watch(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        owner = None if self._owner is None else self._owner()
+        return {**self.__dict__, "_owner": owner}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # deepcopy and pickle put the copy of the module in the place of the module.
+        owner = state.get("_owner")
+        super().__setstate__({**state, "_owner": None})
+        if owner is not None:
+            self.mark(owner, state["_name"])
 
     def matrix(self, x: Tensor) -> Tensor:
         return x
@@ -38,6 +67,7 @@ class OnManifold(OrthogonalMap):
 def keep(module: nn.Module, name: str, chart: OnManifold) -> None:
     """Marks a module's parameter: the map becomes a child of the module, without state, and goes where the module goes."""
     module.on_manifold = nn.ModuleDict({**on_manifold(module), name: chart})
+    chart.mark(module, name)
 
 
 def on_manifold(module: nn.Module) -> dict[str, OnManifold]:
@@ -63,8 +93,10 @@ class RGD(OnManifold):
     """Riemannian gradient descent: the weight itself is the parameter. Canonical metric, Cayley retraction.
 
     There is nothing to compute in the forward pass. The weight starts Haar-random, and :func:`cwy.optim.for_model` makes the
-    optimiser that moves it, :class:`~cwy.optim.StiefelSGD`; with any other it leaves the manifold. ``with torch.no_grad():
-    layer.weight.copy_(Q)`` assigns a matrix. State dicts have the weight under its own name.
+    optimiser that moves it, :class:`~cwy.optim.StiefelSGD`; with any other it leaves the manifold, and the first step of
+    such an optimizer warns. ``with torch.no_grad(): layer.weight.copy_(Q)`` assigns a matrix. State dicts have the weight
+    under its own name. An average of entries, such as ``torch.optim.swa_utils.AveragedModel``, is off the manifold:
+    ``cwy.optim.for_model(averaged.module, project=True)`` brings it back.
 
     Args:
         n, m: the matrix is N x M.
