@@ -21,7 +21,7 @@ class OnManifold(OrthogonalMap):
     rule: ClassVar[Literal["sgd", "adam"]]
     settings: dict[str, Any]
     _owner: weakref.ref[nn.Module] | None = None
-    _name: str | None = None
+    _name: str = ""
 
     def parameter(self) -> Tensor | None:
         """Return the parameter that this map marks, or None if its module is gone or was baked."""
