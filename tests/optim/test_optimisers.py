@@ -295,7 +295,10 @@ class NoWaiting(TorchDispatchMode):
 
 @every_rule
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64], ids=str)
-def test_a_step_never_waits_for_the_device(rule, dtype):
+def test_a_step_never_waits_for_the_device(rule, dtype, monkeypatch):
+    # On the CPU the host reads freely. This is the step of every other device.
+    for module in (cwy.optim.base, cwy.optim.batch):
+        monkeypatch.setattr(module, "readable", lambda p: False)
     xs = points(dtype)
     optimiser = make(rule, xs, lr=torch.tensor(1e-2), error_if_nonfinite=False)
     optimiser.add_param_group({"params": [nn.Parameter(torch.ones(3, dtype=dtype))], "stiefel": False})
@@ -459,6 +462,75 @@ def test_what_is_written_off_the_manifold_is_refused_or_moved_back_as_asked(rule
     run(optimiser, xs, ts, 1)
     for x, y in zip(xs, before, strict=True):
         torch.testing.assert_close(x, y, atol=1e-12, rtol=0)
+
+
+def double_by_data(xs):
+    xs[-1].data.mul_(2)
+
+
+def average_with_others(xs):
+    vector = nn.utils.parameters_to_vector(xs)
+    others = nn.utils.parameters_to_vector(points(xs[0].dtype))
+    nn.utils.vector_to_parameters((vector + others) / 2, xs)
+
+
+@every_rule
+@pytest.mark.parametrize("write", [double_by_data, average_with_others])
+def test_what_torch_does_not_count_as_a_write_is_refused_or_moved_back_as_asked(rule, write):
+    xs = points()
+    optimiser, ts = make(rule, xs), targets(xs)
+    run(optimiser, xs, ts, 2)
+    write(xs)
+    before = [x.detach().clone() for x in xs]
+    with pytest.raises(ValueError, match=r"is not on the manifold.*project=True"):
+        run(optimiser, xs, ts, 1)
+    assert all(torch.equal(x, y) for x, y in zip(xs, before, strict=True)), "nothing has moved"
+    for group in optimiser.param_groups:
+        group["project"] = True
+    run(optimiser, xs, ts, 1)
+    assert max(errors(xs)) <= 1e-13
+
+
+@every_rule
+def test_a_small_write_that_torch_does_not_count_is_mended(rule):
+    xs = points()
+    optimiser, ts = make(rule, xs), targets(xs)
+    run(optimiser, xs, ts, 1)
+    for x in xs:
+        x.data.mul_(1 + 1e-3)
+    run(optimiser, xs, ts, 1)
+    assert max(errors(xs)) <= 1e-13
+
+
+@every_rule
+def test_where_the_host_cannot_look_a_point_off_the_manifold_stays(rule, monkeypatch):
+    """As on a GPU, where a later step raises."""
+    for module in (cwy.optim.base, cwy.optim.batch):
+        monkeypatch.setattr(module, "readable", lambda p: False)
+    xs = points()
+    optimiser, ts = make(rule, xs), targets(xs)
+    run(optimiser, xs, ts, 1)
+    before = [x.detach().clone() for x in xs]
+    xs[-1].data.mul_(2)
+    run(optimiser, xs, ts, 1)
+    assert torch.equal(xs[-1].detach(), 2 * before[-1])
+    assert not any(torch.equal(x, y) for x, y in zip(xs[:-1], before[:-1], strict=True))
+    assert max(errors(xs)[:-1]) <= 1e-13
+
+
+@pytest.mark.gpu
+@every_rule
+def test_on_a_gpu_an_uncounted_write_is_refused_by_a_later_step(rule):
+    xs = [nn.Parameter(x.detach().cuda()) for x in points(torch.float32)]
+    optimiser, ts = make(rule, xs), [t.cuda() for t in targets([x.cpu() for x in xs])]
+    run(optimiser, xs, ts, 2)
+    xs[-1].data.mul_(2)
+    before = xs[-1].detach().clone()
+    with pytest.raises(ValueError, match=r"is not on the manifold.*project=True"):  # noqa: PT012
+        for _ in range(5):
+            run(optimiser, xs, ts, 1)
+            torch.cuda.synchronize()
+    assert torch.equal(xs[-1], before)
 
 
 def sparse():

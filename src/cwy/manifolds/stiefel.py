@@ -62,8 +62,8 @@ def project(x: Tensor, z: Tensor) -> Tangent:
         shapes = f"{tuple(x.shape)} and {tuple(z.shape)}"
         raise ValueError(f"stiefel: a point and a matrix beside it must be (*, N, M) with N >= M, got {shapes}.")
     s = x.mH @ z
-    skew = (s - s.mH) / 2
-    if x.shape[-2] == x.shape[-1]:
+    skew = torch.sub(s, s.mH).mul_(0.5)
+    if _square(x):
         return Tangent(skew, torch.zeros_like(z))
     normal = z - x @ s
     # Where z is almost in the span of X, what is left is rounding: once more takes that off, too.
@@ -121,7 +121,8 @@ def cayley(x: Tensor, z: Tangent, step: float | Tensor = 1.0) -> Tensor:
     With $A = XWX^H + VX^H - XV^H$, for which $AX = Z$, this is $\mathrm{Cayley}(-\eta A)\,X$. In the orthonormal basis of X and
     V the Woodbury identity leaves one M x M inverse,
     $$ X + (\eta V + X(\eta W - \tfrac{\eta^2}2 V^H V))(I - \tfrac\eta2 W + \tfrac{\eta^2}4 V^H V)^{-1}, $$
-    of a matrix whose Hermitian part is at least I: it always exists, and its norm is at most 1.
+    of a matrix whose Hermitian part is at least I: it always exists, and its norm is at most 1. Where N = M, V is zero, and
+    one solve of $\eta XW(I - \tfrac\eta2 W)^{-1}$ remains.
 
     Args:
         x: ``(*, N, M)`` with orthonormal columns.
@@ -137,9 +138,13 @@ def cayley(x: Tensor, z: Tangent, step: float | Tensor = 1.0) -> Tensor:
         >>> orthogonality_error(cayley(x, gradient(x, torch.randn(6, 3)), -10.0)) < 1e-5
         True
     """
-    w, v, step = _scaled(z, step)
-    skew, square = step * w, step.square() * (v.mH @ v)
+    w, v, step = _scaled(x, z, step)
+    skew = step * w
     eye = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
+    if v is None:
+        change = torch.linalg.solve_ex(torch.add(eye, skew, alpha=-0.5), x @ skew, left=False).result
+        return _polar(x + change)
+    square = step.square() * (v.mH @ v)
     inverse = torch.linalg.solve_ex(eye - skew / 2 + square / 4, eye.expand_as(square)).result
     return _polar(x + (step * v + x @ (skew - square / 2)) @ inverse)
 
@@ -164,8 +169,11 @@ def qr(x: Tensor, z: Tangent, step: float | Tensor = 1.0) -> Tensor:
         >>> orthogonality_error(qr(x, gradient(x, torch.randn(6, 3)), -10.0)) < 1e-5
         True
     """
-    w, v, step = _scaled(z, step)
-    y = x + step * (x @ w + v)
+    w, v, step = _scaled(x, z, step)
+    direction = x @ w
+    if v is not None:
+        direction += v
+    y = x + step * direction
     for _ in range(2):
         r = torch.linalg.cholesky_ex(y.mH @ y, upper=True).L
         y = torch.linalg.solve_triangular(r, y, upper=True, left=False)
@@ -200,14 +208,26 @@ def over(x: Tensor, size: Tensor) -> Tensor:
     return torch.complex(x.real / size, x.imag / size) if x.is_complex() else x / size
 
 
-def _scaled(z: Tangent, step: float | Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """W and V of a vector whose largest entry is 1, and the step along it, of bounded length."""
-    size = torch.maximum(_largest(z.skew), _largest(z.normal))
-    size = torch.where(size > 0, size, 1)
-    w, v = over(z.skew, size), over(z.normal, size)
-    length = torch.hypot(torch.linalg.matrix_norm(w, keepdim=True), torch.linalg.matrix_norm(v, keepdim=True)).clamp(min=1)
-    longest = torch.finfo(length.dtype).eps ** (-1 / 3) / length
-    return w, v, (size * step).to(size.dtype).clamp(-longest, longest)
+def _scaled(x: Tensor, z: Tangent, step: float | Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
+    """W and V of a vector whose largest entry is 1, and the step along it, of bounded length; no V where N = M."""
+    if _square(x):
+        size = _largest(z.skew)
+    else:
+        size = torch.maximum(_largest(z.skew), _largest(z.normal))
+    limits = torch.finfo(size.dtype)
+    size = size.clamp_min(limits.tiny)
+    w = over(z.skew, size)
+    v = None
+    length = _frobenius(w)
+    if not _square(x):
+        v = over(z.normal, size)
+        length = torch.hypot(length, _frobenius(v))
+    longest = limits.eps ** (-1 / 3) / length
+    return w, v, torch.clamp((size * step).to(size.dtype), -longest, longest)
+
+
+def _square(x: Tensor) -> bool:
+    return x.shape[-2] == x.shape[-1]
 
 
 @in_full_precision
@@ -221,10 +241,20 @@ def _inside(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 def _polar(x: Tensor) -> Tensor:
-    e = x.mH @ x
-    e = e - torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
-    # (I + E)^(-1/2) - I = -E/2 + 3/8 E² - 5/16 E³ + 35/128 E⁴ - …
-    return x - x @ (e @ (e @ (e @ (-35 / 128 * e) + 5 / 16 * e) - 3 / 8 * e) + e / 2)
+    e = gram_error(x)
+    # (I + E)^(-1/2) - I = -E/2 + 3/8 E² - 5/16 E³ + 35/128 E⁴ - …, its last two terms as E² times a matrix.
+    square = e @ e
+    tail = torch.mul(e, 5 / 16).sub_(square, alpha=35 / 128)
+    series = square @ tail
+    series.add_(e, alpha=1 / 2).sub_(square, alpha=3 / 8)
+    return x - x @ series
+
+
+def gram_error(x: Tensor) -> Tensor:
+    """Compute ``x.mH @ x - I``."""
+    gram = x.mH @ x
+    gram.diagonal(dim1=-2, dim2=-1).sub_(1)
+    return gram
 
 
 def _trace(a: Tensor, b: Tensor) -> Tensor:
@@ -232,4 +262,8 @@ def _trace(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _largest(x: Tensor) -> Tensor:
-    return x.abs().amax((-2, -1), keepdim=True)
+    return torch.linalg.vector_norm(x, torch.inf, dim=(-2, -1), keepdim=True)
+
+
+def _frobenius(x: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True)

@@ -72,9 +72,7 @@ class StiefelAdam(StiefelOptimizer):
             z = stiefel.project(x, batch.read("exp_avg")) * first + stiefel.gradient(x, g, group["metric"]) * (1 - first)
             batch.write("exp_avg", z.at(x))
             size = _norm(g)
-            root = torch.hypot(
-                math.sqrt(second) * batch.read_numbers("exp_avg_norm", size.shape[1:]), math.sqrt(1 - second) * size
-            )
+            root = torch.hypot(math.sqrt(second) * batch.read_numbers("exp_avg_norm", size), math.sqrt(1 - second) * size)
             batch.write_numbers("exp_avg_norm", root)
             rate = group["lr"] / of_first / (root / of_second + group["eps"])
             batch.move(stiefel.RETRACTIONS[group["retraction"]](x, z, -rate))
@@ -99,6 +97,6 @@ def _so_far(beta: float, steps: Tensor) -> Tensor:
 
 def _norm(g: Tensor) -> Tensor:
     """The Frobenius norm of each matrix, ``(*, 1, 1)``, without overflow."""
-    largest = g.abs().amax((-2, -1), keepdim=True)
-    scale = torch.where(largest > 0, largest, 1)
+    largest = torch.linalg.vector_norm(g, torch.inf, dim=(-2, -1), keepdim=True)
+    scale = largest.clamp_min(torch.finfo(largest.dtype).tiny)
     return scale * torch.linalg.vector_norm(stiefel.over(g, scale), dim=(-2, -1), keepdim=True)

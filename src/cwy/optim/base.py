@@ -12,10 +12,7 @@ from torch.optim import Optimizer
 from ..manifolds.stiefel import RETRACTIONS, check_metric
 from ..ops.wy.inverse import nearest_orthogonal
 from ..testing import double, orthogonality_error
-from .batch import Batch, as_matrix, as_weight, batches
-
-# Points that were rounded to a narrower dtype, bfloat16 even, are off by less.
-_ROUNDED = 0.1
+from .batch import ROUNDED, Batch, as_matrix, as_weight, batches, readable
 
 
 def evaluated(closure: Callable[[], Any] | None) -> Any:
@@ -49,6 +46,7 @@ class StiefelOptimizer(KeepsPrecision):
 
     def __init__(self, params, defaults: dict[str, Any]) -> None:
         self._versions: dict[Tensor, int] = {}
+        self._later = Later()
         super().__init__(params, {"stiefel": True, "kernel": False, "capturable": True, **defaults})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -64,13 +62,25 @@ class StiefelOptimizer(KeepsPrecision):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step; ``closure``, if given, computes loss and gradients anew, and its loss is returned."""
         loss = evaluated(closure)
-        self.check_gradients()
-        self.check_points()
-        for group in self.param_groups:
-            for batch in batches(group, self.state):
-                self._update(group, batch)
-                self._versions.update((p, p._version) for p in batch.params)
+        given = self._checked()
+        for batch in given:
+            self._update(batch.group, batch)
+            self._versions.update((p, p._version) for p in batch.params)
+        self._later.look([batch for batch in given if batch.group["stiefel"]])
         return loss
+
+    def check(self) -> None:
+        """Raise, before anything is changed, if a gradient or a point must be refused; bring back what is near enough."""
+        self._checked()
+
+    def _checked(self) -> list[Batch]:
+        """The batches of this step, found good."""
+        self._check_layouts()
+        given = [batch for group in self.param_groups for batch in batches(group, self.state)]
+        for batch in given:
+            self._check_gradients(batch)
+        found = self._later.found()
+        return [self._on_manifold(batch, found) for batch in given]
 
     def _update(self, group: dict[str, Any], batch: Batch) -> None:
         raise NotImplementedError
@@ -90,29 +100,46 @@ class StiefelOptimizer(KeepsPrecision):
             for i in range(len(group["params"])):
                 self._check_point(group, i)
 
-    def check_gradients(self) -> None:
-        """Raises before anything is changed; for entries that are not finite, unless that would wait for a device unasked."""
+    def _check_layouts(self) -> None:
         for group in self.param_groups:
             for i, p in enumerate(group["params"]):
-                if p.grad is None:
-                    continue
-                if p.grad.layout is not torch.strided:
+                if p.grad is not None and p.grad.layout is not torch.strided:
                     raise RuntimeError(f"{type(self).__name__}: {_named(group, i)} has a sparse gradient. Use a dense one.")
-                strict = group["error_if_nonfinite"]
-                if (p.device.type == "cpu" if strict is None else strict) and not p.grad.isfinite().all():
-                    raise RuntimeError(
-                        f"{type(self).__name__}: the gradient of {_named(group, i)} has NaN or infinite entries. Nothing was "
-                        "changed. Look for the loss that made it, or pass error_if_nonfinite=False to take it for zero."
-                    )
 
-    def check_points(self) -> None:
-        """Looks anew at parameters that somebody else has written to since; waits for a device for these alone."""
-        for group in self.param_groups:
-            for i, p in enumerate(group["params"]):
-                written = group["stiefel"] and p.grad is not None and self._versions.get(p) != p._version
-                # While a CUDA graph is recorded, nobody can look.
-                if written and not (p.is_cuda and torch.cuda.is_current_stream_capturing()):
-                    self._check_point(group, i)
+    def _check_gradients(self, batch: Batch) -> None:
+        """Raise for entries that are not finite, unless that would synchronize with the host unasked."""
+        strict = batch.group["error_if_nonfinite"]
+        if strict is None:
+            strict = batch.params[0].device.type == "cpu"
+        if not strict or batch.is_finite():
+            return
+        for i, p in zip(batch.indices, batch.params, strict=True):
+            if p.grad is not None and not p.grad.isfinite().all():
+                raise RuntimeError(
+                    f"{type(self).__name__}: the gradient of {_named(batch.group, i)} has NaN or infinite entries. Nothing was "
+                    "changed. Look for the loss that made it, or pass error_if_nonfinite=False to take it for zero."
+                )
+
+    def _on_manifold(self, batch: Batch, suspected: bool) -> Batch:
+        """The batch, once its points are found on the manifold or were brought back to it.
+
+        torch counts writes to a parameter, except those through ``.data``. The host looks for these where it can read the
+        values. On other devices :meth:`Batch.move` holds back what is off the manifold, and ``suspected`` follows.
+        """
+        if not batch.group["stiefel"] or _unreadable_now(batch.params[0]):
+            return batch
+        written = [p for p in batch.params if self._versions.get(p) != p._version]
+        if suspected or (readable(batch.params[0]) and not self._looks_good(batch)):
+            written = batch.params
+        if not written:
+            return batch
+        for i, p in zip(batch.indices, batch.params, strict=True):
+            if any(p is other for other in written):
+                self._check_point(batch.group, i)
+        return Batch(batch.indices, batch.group, self.state)
+
+    def _looks_good(self, batch: Batch) -> bool:
+        return batch.error().max().item() <= torch.finfo(batch.params[0].dtype).eps ** 0.5
 
     def _check_point(self, group: dict[str, Any], index: int) -> None:
         p = group["params"][index]
@@ -123,6 +150,44 @@ class StiefelOptimizer(KeepsPrecision):
         super().__setstate__(state)
         # A copy has parameters of its own, not looked at yet.
         self.__dict__.setdefault("_versions", {})
+        self.__dict__.setdefault("_later", Later())
+
+
+class Later:
+    """Learn whether a point on a CUDA device was off the manifold without waiting for the device: a step or more later."""
+
+    def __init__(self) -> None:
+        self._error: Tensor | None = None
+        self._copied: torch.cuda.Event | None = None
+
+    def look(self, given: list[Batch]) -> None:
+        """Send for the largest error of these batches, unless an answer is still awaited."""
+        watched = [batch for batch in given if batch.params[0].is_cuda and not _unreadable_now(batch.params[0])]
+        if not watched or self._error is not None:
+            return
+        device = watched[0].params[0].device
+        largest = torch.stack([batch.error().max().to(device, torch.float64) for batch in watched]).max()
+        with torch.cuda.device(device):
+            self._error = largest.to("cpu", non_blocking=True)
+            self._copied = torch.cuda.Event()
+            self._copied.record()
+
+    def found(self) -> bool:
+        """Return whether an answer has come, and it is that a point was off the manifold."""
+        if self._error is None or self._copied is None or torch.compiler.is_compiling():
+            return False
+        if torch.cuda.is_current_stream_capturing() or not self._copied.query():
+            return False
+        error = self._error.item()
+        self._error = None
+        return not error <= ROUNDED
+
+
+def _unreadable_now(p: Tensor) -> bool:
+    """Return whether nobody can look at a value: while a CUDA graph is captured, or if there is none."""
+    if p.is_cuda and torch.cuda.is_current_stream_capturing():
+        return True
+    return p.is_meta
 
 
 def _check_point(what: str, p: Tensor, kernel: bool, project: bool) -> None:
@@ -140,7 +205,7 @@ def _check_point(what: str, p: Tensor, kernel: bool, project: bool) -> None:
     error = orthogonality_error(matrix)
     if not error < float("inf"):
         raise ValueError(f"{what} has NaN or infinite entries.")
-    if error > _ROUNDED and not project:
+    if error > ROUNDED and not project:
         raise ValueError(
             f"{what} is not on the manifold: max|XᴴX - I| is {error:.2g}. To move it there pass project=True. {free}."
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
@@ -12,6 +13,9 @@ from torch import Tensor
 from ..manifolds import stiefel
 
 HALF = (torch.float16, torch.bfloat16)
+
+# Points that were rounded to a narrower dtype, bfloat16 even, are off by less.
+ROUNDED = 0.1
 
 
 def working(dtype: torch.dtype) -> torch.dtype:
@@ -41,43 +45,86 @@ def batches(group: dict[str, Any], state: dict[Tensor, Any]) -> Iterator[Batch]:
     alike = defaultdict(list)
     for i, p in enumerate(group["params"]):
         if p.grad is not None:
-            alike[(p.shape, p.dtype, p.device) if group["stiefel"] else i].append(p)
-    for params in alike.values():
-        yield Batch(params, group, state)
+            alike[(p.shape, p.dtype, p.device) if group["stiefel"] else i].append(i)
+    for indices in alike.values():
+        yield Batch(indices, group, state)
 
 
-def _without_overflow(g: Tensor) -> Tensor:
-    """Matrices with no entry above the root of the largest number, scaled down to that: no sum of products overflows then."""
-    parts = torch.view_as_real(g).flatten(-2) if g.is_complex() else g
-    return g * (torch.finfo(g.dtype).max ** 0.5 / parts.abs().amax((-2, -1), keepdim=True)).clamp(max=1)
+def readable(p: Tensor) -> bool:
+    """Return whether the host can read a value of this parameter without waiting for a device."""
+    return p.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def _largest(g: Tensor) -> Tensor:
+    """The largest absolute value in each matrix, ``(*, 1, 1)``; of complex ones, that of a real or imaginary part."""
+    if g.is_complex():
+        g = torch.view_as_real(g.resolve_conj()).flatten(-2)
+    return torch.linalg.vector_norm(g, torch.inf, dim=(-2, -1), keepdim=True)
+
+
+def _huge(dtype: torch.dtype) -> float:
+    """The root of the largest number: products of larger ones overflow."""
+    return torch.finfo(dtype).max ** 0.5
 
 
 class Batch:
-    """K parameters of one shape as one stack: ``(K, *, N, M)`` on the manifold, else ``(1, *)``.
+    """K parameters of one shape as one stack: ``(K, *, N, M)`` on the manifold. One parameter stays as it is, ``(*, N, M)``.
 
     State is kept parameter by parameter in the parameter's own shape; for a half-precision one in float32, its value too.
+
+    Args:
+        indices: the places of the parameters in their group.
+        group: the group.
+        state: the state of the optimizer.
     """
 
-    def __init__(self, params: list[Tensor], group: dict[str, Any], state: dict[Tensor, Any]) -> None:
-        self.params, self.group, self.state = params, group, state
-        self.dtype = working(params[0].dtype)
+    def __init__(self, indices: list[int], group: dict[str, Any], state: dict[Tensor, Any]) -> None:
+        self.indices = indices
+        self.params: list[Tensor] = [group["params"][i] for i in indices]
+        self.group = group
+        self.state = state
+        self.dtype = working(self.params[0].dtype)
+        self._points: Tensor | None = None
+        self._gradients: Tensor | None = None
+        # The largest entry of the gradient, where the host has read it.
+        self._largest_read = math.inf
 
     def points(self) -> Tensor:
         """Where the parameters are, in working precision."""
-        return self._stack([self._master(p) if p.dtype in HALF else p for p in self.params])
+        if self._points is None:
+            self._points = self._stack([self._master(p) if p.dtype in HALF else p for p in self.params])
+        return self._points
+
+    def is_finite(self) -> bool:
+        """Return whether every gradient is finite. The host reads a value for it."""
+        # A number that the host has read would become a constant of the compiled step.
+        if not self.group["stiefel"] or torch.compiler.is_compiling():
+            return bool(self._given().isfinite().all())
+        self._largest_read = _largest(self._given()).max().item()
+        return math.isfinite(self._largest_read)
+
+    def error(self) -> Tensor:
+        """The largest entry of $X^H X - I$ of each matrix, ``(K, *, 1, 1)``."""
+        error = stiefel.gram_error(self.points())
+        return torch.linalg.vector_norm(error, torch.inf, dim=(-2, -1), keepdim=True)
 
     def gradients(self) -> Tensor:
         """Which way is up (``maximize``: down). One with an entry that is not finite counts as zero, a huge one as smaller."""
-        g = self._stack([p.grad for p in self.params if p.grad is not None]).to(self.dtype)
-        finite = g.isfinite()
-        finite = finite.all(-1, keepdim=True).all(-2, keepdim=True) if self.group["stiefel"] else finite.all()
-        g = torch.where(finite, g, 0)
-        g = _without_overflow(g) if self.group["stiefel"] else g
+        g = self._given()
+        if not self.group["stiefel"]:
+            g = torch.where(g.isfinite().all(), g, 0)
+        elif not self._largest_read <= _huge(self.dtype):
+            largest = _largest(g)
+            g = torch.where(largest.isfinite(), g, 0)
+            # No sum of products overflows then.
+            g = g * (_huge(self.dtype) / largest.nan_to_num(posinf=0.0)).clamp(max=1)
         return -g if self.group["maximize"] else g
 
     def move(self, points: Tensor) -> None:
-        """Puts the parameters there."""
-        for p, x in zip(self.params, points.unbind(), strict=True):
+        """Put the parameters there. Of those that the host can't check, only what was on the manifold moves."""
+        if self.group["stiefel"] and not readable(self.params[0]):
+            points = torch.where(self.error() <= ROUNDED, points, self.points())
+        for p, x in zip(self.params, self._apart(points), strict=True):
             x = self._like(p, x)
             if p.dtype in HALF:
                 self.state[p]["master"].copy_(x)
@@ -92,19 +139,19 @@ class Batch:
 
     def write(self, key: str, value: Tensor) -> None:
         """Keeps what :meth:`read` will give."""
-        for p, x in zip(self.params, value.unbind(), strict=True):
+        for p, x in zip(self.params, self._apart(value), strict=True):
             self.state[p][key].copy_(self._like(p, x))
 
-    def read_numbers(self, key: str, shape: tuple[int, ...] = ()) -> Tensor:
-        """Real numbers ``shape`` a parameter, ``(K, *shape)``; zero at first."""
-        for p in self.params:
+    def read_numbers(self, key: str, like: Tensor) -> Tensor:
+        """Real numbers per parameter, of the shape of ``like``; zero at first."""
+        for p, x in zip(self.params, self._apart(like), strict=True):
             if key not in self.state[p]:
-                self.state[p][key] = torch.zeros(shape, dtype=real(self.dtype), device=p.device)
-        return torch.stack([self.state[p][key] for p in self.params])
+                self.state[p][key] = torch.zeros_like(x, dtype=real(self.dtype))
+        return self._together([self.state[p][key] for p in self.params])
 
     def write_numbers(self, key: str, value: Tensor) -> None:
         """Keeps what :meth:`read_numbers` will give."""
-        for p, x in zip(self.params, value.unbind(), strict=True):
+        for p, x in zip(self.params, self._apart(value), strict=True):
             self.state[p][key].copy_(x)
 
     def count(self) -> Tensor:
@@ -113,15 +160,26 @@ class Batch:
             if "step" not in self.state[p]:
                 self.state[p]["step"] = torch.zeros((), dtype=torch.float32, device=p.device)
             self.state[p]["step"] += 1
-        steps = torch.stack([self.state[p]["step"] for p in self.params])
-        return steps.to(real(self.dtype)).reshape(-1, *[1] * self._view(self.params[0]).dim())
+        steps = self._together([self.state[p]["step"] for p in self.params]).to(real(self.dtype))
+        return steps.reshape((*steps.shape, *[1] * self._view(self.params[0]).dim()))
+
+    def _given(self) -> Tensor:
+        """The gradients as they were given, in working precision."""
+        if self._gradients is None:
+            self._gradients = self._stack([p.grad for p in self.params if p.grad is not None]).to(self.dtype)
+        return self._gradients
 
     def _view(self, x: Tensor) -> Tensor:
         return as_matrix(x, self.group["kernel"]) if self.group["stiefel"] else x
 
     def _stack(self, xs: list[Tensor]) -> Tensor:
-        views = [self._view(x) for x in xs]
-        return views[0].unsqueeze(0) if len(views) == 1 else torch.stack(views)
+        return self._together([self._view(x) for x in xs])
+
+    def _together(self, xs: list[Tensor]) -> Tensor:
+        return xs[0] if len(xs) == 1 else torch.stack(xs)
+
+    def _apart(self, x: Tensor) -> list[Tensor]:
+        return [x] if len(self.params) == 1 else list(x.unbind())
 
     def _like(self, p: Tensor, x: Tensor) -> Tensor:
         """A point of the stack in the parameter's own shape."""

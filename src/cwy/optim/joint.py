@@ -60,8 +60,7 @@ class Joint(KeepsPrecision):
         for part in self.parts:
             # A part that refuses its gradients or points does so before any has moved.
             if isinstance(part, StiefelOptimizer):
-                part.check_gradients()
-                part.check_points()
+                part.check()
         for part in self.parts:
             part.step()
         return loss
