@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from ..manifolds.stiefel import RETRACTIONS, check_metric
 from ..ops.wy.inverse import nearest_orthogonal
 from ..testing import double, orthogonality_error
-from .batch import ROUNDED, Batch, as_matrix, as_weight, batches, readable
+from .batch import ROUNDED, Batch, as_matrix, as_weight, batches, read_largest, readable
 
 
 def evaluated(closure: Callable[[], Any] | None) -> Any:
@@ -139,7 +139,7 @@ class StiefelOptimizer(KeepsPrecision):
         return Batch(batch.indices, batch.group, self.state)
 
     def _looks_good(self, batch: Batch) -> bool:
-        return batch.error().max().item() <= torch.finfo(batch.params[0].dtype).eps ** 0.5
+        return read_largest(batch.error()) <= torch.finfo(batch.params[0].dtype).eps ** 0.5
 
     def _check_point(self, group: dict[str, Any], index: int) -> None:
         p = group["params"][index]

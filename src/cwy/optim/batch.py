@@ -62,6 +62,11 @@ def _largest(g: Tensor) -> Tensor:
     return torch.linalg.vector_norm(g, torch.inf, dim=(-2, -1), keepdim=True)
 
 
+def read_largest(x: Tensor) -> float:
+    """Read the largest of some numbers, or NaN if one is NaN."""
+    return x.item() if x.numel() == 1 else x.max().item()
+
+
 def _huge(dtype: torch.dtype) -> float:
     """The root of the largest number: products of larger ones overflow."""
     return torch.finfo(dtype).max ** 0.5
@@ -100,7 +105,7 @@ class Batch:
         # A number that the host has read would become a constant of the compiled step.
         if not self.group["stiefel"] or torch.compiler.is_compiling():
             return bool(self._given().isfinite().all())
-        self._largest_read = _largest(self._given()).max().item()
+        self._largest_read = read_largest(_largest(self._given()))
         return math.isfinite(self._largest_read)
 
     def error(self) -> Tensor:
