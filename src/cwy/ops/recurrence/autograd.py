@@ -20,16 +20,17 @@ from .transition import Signed, half, mapped_back, of, rows_like
 
 def rollout(
     x: Tensor, h0: Tensor, q: list[Tensor], bias: Tensor | None, weight: Tensor | None, nonlinearity: str, sizes: list[int],
-    memory: str, last: bool, loops: str = "loops",
+    memory: str, last: bool, steps: int | None = None, loops: str = "loops",
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """States of every step (empty, if only the last is wanted) and the last state of each sequence.
+    """Return the states of every step (empty, if only the last is wanted) and the last state of each sequence.
 
-    ``loops`` names the module beside this one whose loops run.
+    ``steps``, if given, is the number of steps, and ``sizes`` has the rows of one, as each has as many.
+    ``loops`` names the module in this folder whose loops run.
     """
     given = [t for t in (x, h0, bias, weight, *q) if t is not None]
     if last and memory == "store" and not (torch.is_grad_enabled() and any(t.requires_grad for t in given)):
         memory = "nothing"
-    how = nonlinearity, sizes, memory, last, loops
+    how = nonlinearity, sizes, memory, last, loops, steps
     if _seen(given):
         states, hn, _, _ = _forward_op(x, h0, q, bias, weight, *how)
     else:
@@ -44,8 +45,14 @@ def _seen(tensors: list[Tensor]) -> bool:
     return looking or any(type(t) not in (Tensor, torch.nn.Parameter) for t in tensors)
 
 
-def _plan(q, bias, weight, nonlinearity, sizes, memory, last, loops) -> Rollout:
-    return Rollout(of(q), bias, weight, named(nonlinearity, q[0]), sizes, memory, last, _module(loops))
+def _plan(q, bias, weight, nonlinearity, sizes, memory, last, loops, steps=None) -> Rollout:
+    listed = _listed(sizes, steps)
+    return Rollout(of(q), bias, weight, named(nonlinearity, q[0]), listed, memory, last, _module(loops))
+
+
+def _listed(sizes: list[int], steps: int | None) -> list[int]:
+    """Return the rows of every step."""
+    return sizes if steps is None else sizes * steps
 
 
 @functools.cache
@@ -58,17 +65,34 @@ def _forward(x, h0, q, bias, weight, *how):
     return bptt.forward(x, h0, _plan(q, bias, weight, *how))
 
 
-def _forward_fake(x, h0, q, bias, weight, nonlinearity, sizes, memory, last, loops):
-    total, shape = x.shape[0], h0.shape[1:]
-    plan = _plan(q, bias, weight, nonlinearity, sizes, memory, last, loops)
-    chunks = [sizes[start:stop] for start, stop in plan.chunks]
+def _forward_fake(x, h0, q, bias, weight, nonlinearity, sizes, memory, last, loops, steps=None):
+    f, rows = named(nonlinearity, q[0]), x.shape[0]
+    kept = rows if bptt.keeps_states(f, memory, last) else 0
+    chunk = bptt.chunk_size(len(sizes) if steps is None else steps, memory, _module(loops))
     signs = torch.empty(0, dtype=torch.uint8, device=x.device)
-    if plan.f.keeps_z and memory == "store":
-        signs = rows_like(h0, total)
-    elif plan.f.keeps_z and memory == "reversible":
-        signs = torch.empty(sum(-(-sum(chunk) * shape.numel() // 8) for chunk in chunks), dtype=torch.uint8, device=x.device)
-    starts = sum(chunk[0] for chunk in chunks) if memory == "checkpoint" else 0
-    return rows_like(h0, plan.kept_states), torch.empty_like(h0), signs, rows_like(h0, starts)
+    if f.keeps_z and memory == "store":
+        signs = rows_like(h0, rows)
+    elif f.keeps_z and memory == "reversible":
+        size = _sign_bytes(sizes, steps, chunk, h0.shape[1:].numel())
+        signs = torch.empty(size, dtype=torch.uint8, device=x.device)
+    starts = _start_rows(sizes, steps, chunk) if memory == "checkpoint" else 0
+    return rows_like(h0, kept), torch.empty_like(h0), signs, rows_like(h0, starts)
+
+
+def _sign_bytes(sizes: list[int], steps: int | None, chunk: int, units: int) -> int:
+    """Return how many bytes the signs of all chunks take: eight signs a byte, each chunk in whole bytes."""
+    if steps is None:
+        rows = [sum(sizes[start : start + chunk]) for start in range(0, len(sizes), max(chunk, 1))]
+        return sum(-(-size * units // 8) for size in rows)
+    whole, rest = steps // chunk, steps % chunk
+    return whole * -(-chunk * sizes[0] * units // 8) + -(-rest * sizes[0] * units // 8)
+
+
+def _start_rows(sizes: list[int], steps: int | None, chunk: int) -> int:
+    """Return how many rows the first steps of all chunks have."""
+    if steps is None:
+        return sum(sizes[:: max(chunk, 1)])
+    return -(-steps // chunk) * sizes[0]
 
 
 @in_full_precision
@@ -81,9 +105,11 @@ def _backward(g, gn, x, h0, q, bias, weight, states, hn, signs, starts, *how, si
     return [dx, dh0, empty if dbias is None else dbias, empty if dweight is None else dweight, *dq]
 
 
-def _backward_fake(g, gn, x, h0, q, bias, weight, states, hn, signs, starts, nonlinearity, sizes, memory, last, loops):
+def _backward_fake(
+    g, gn, x, h0, q, bias, weight, states, hn, signs, starts, nonlinearity, sizes, memory, last, loops, steps=None
+):
     empty = h0.new_empty(0)
-    dx = rows_like(h0 if weight is None else x, sum(sizes))
+    dx = rows_like(h0 if weight is None else x, sum(sizes) if steps is None else sizes[0] * steps)
     like = lambda p: torch.empty_like(p) if p.dim() == 4 else p.new_empty(p.shape)  # products are laid out row by row
     return [dx, torch.empty_like(h0), *(empty if p is None else like(p) for p in (bias, weight)), *map(like, q)]
 
@@ -107,7 +133,7 @@ class _Rollout(Function):
 
     @staticmethod
     def backward(ctx, g, gn, *_):
-        x, h0, bias, weight, states, hn, signs, starts, *q = ctx.saved_tensors
+        x, h0, bias, weight, states, hn, signs, starts, *q = _saved(ctx)
         if g is not None and ctx.how[3] and not g.shape[0]:
             g = None  # only the last states were wanted
         if g is None and gn is None:
@@ -123,10 +149,24 @@ class _Rollout(Function):
         return dx, dh0, None if bias is None else dbias, None if weight is None else dweight, None, *dq
 
 
+def _saved(ctx) -> tuple[Tensor | None, ...]:
+    """Return what the forward pass saved; if a caller wrote to its output since, explain that."""
+    try:
+        return ctx.saved_tensors
+    except RuntimeError as error:
+        if "inplace" not in str(error):
+            raise
+        raise RuntimeError(
+            "rollout: the backward pass reads the output of the forward pass, which was modified by an inplace operation. "
+            "Write y = 2 * y for y.mul_(2), or change a copy, y.clone(). A layer with memory='checkpoint' keeps no output."
+        ) from error
+
+
 @in_full_precision
 def _differentiable_backward(g, gn, x, h0, q, bias, weight, states, signs, how):
     """The adjoint out of place, so that it can be differentiated again, or take a batch of gradients; it reads the states."""
-    nonlinearity, sizes, memory, *_ = how
+    nonlinearity, sizes, memory, *_, steps = how
+    sizes = _listed(sizes, steps)
     if memory != "store" or not states.shape[0]:
         raise ValueError(
             "rollout: a second derivative, or a batch of gradients at once, needs memory='store' and, for abs and complex "
@@ -161,7 +201,7 @@ def multiply_adjoint(q, delta):
     return delta * d.conj() - (delta @ w.conj()) @ y.mT
 
 
-_HOW = "str nonlinearity, SymInt[] sizes, str memory, bool last, str loops"
+_HOW = "str nonlinearity, SymInt[] sizes, str memory, bool last, str loops, SymInt? steps=None"
 _forward_op = define(
     f"rollout(Tensor x, Tensor h0, Tensor[] q, Tensor? bias, Tensor? weight, {_HOW}) -> (Tensor, Tensor, Tensor, Tensor)",
     _forward,

@@ -41,18 +41,33 @@ class Rollout(NamedTuple):
 
     @property
     def kept_states(self) -> int:
-        """How many rows of states are written: all, if they are wanted or, for the adjoint, not known from z."""
-        return total(self.sizes) if not self.last or (self.memory == "store" and not self.f.keeps_z) else 0
+        """How many rows of states are written: all or none."""
+        return total(self.sizes) if keeps_states(self.f, self.memory, self.last) else 0
 
     @property
     def chunks(self) -> list[tuple[int, int]]:
         steps = len(self.sizes)
-        size = {"store": steps, "checkpoint": math.ceil(math.sqrt(steps))}.get(self.memory, self.loops.CHUNK)
+        size = chunk_size(steps, self.memory, self.loops)
         return [(start, min(start + size, steps)) for start in range(0, steps, max(size, 1))]
 
     def inputs(self, rows: Tensor) -> Tensor:
         """What is added to Qh, but for the bias, at each row of a chunk of x."""
         return rows if self.weight is None else mapped(rows, self.weight)
+
+
+def keeps_states(f: Nonlinearity, memory: str, last: bool) -> bool:
+    """Return whether states are written: if they are wanted or, for the adjoint, not known from z."""
+    return not last or (memory == "store" and not f.keeps_z)
+
+
+def chunk_size(steps: int, memory: str, loops: ModuleType) -> int:
+    """Return how many steps a chunk has."""
+    if memory == "store":
+        return steps
+    if memory == "checkpoint":
+        # The number of steps may be a compiler's symbol.
+        return math.ceil(torch.sym_sqrt(steps))
+    return loops.CHUNK
 
 
 def total(sizes: list[int]) -> int:

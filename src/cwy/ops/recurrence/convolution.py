@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from .. import dispatch
-from . import autograd, reference
-from .functions import Request, by_autograd, by_hand, check_choices
+from . import autograd, reference, scan
+from .functions import Request, by_autograd, by_hand, check_choices, equal_steps, exports_plainly
 from .transition import channels_last, flat
 
 dispatch.provide(
@@ -68,7 +68,13 @@ def conv_rollout(
     _check(x, h0, kernel, bias, weight)
     wanted = torch.promote_types(torch.promote_types(x.dtype, h0.dtype), kernel.dtype)
     dtype = torch.float32 if wanted in (torch.float16, torch.bfloat16) else wanted
-    rows, weight = flat(x.to(dtype)), None if weight is None else weight.to(dtype)
+    weight = None if weight is None else weight.to(dtype)
+    if exports_plainly(backend):
+        threshold = None if bias is None else bias.to(dtype).view(-1, 1, 1)
+        given = x.to(dtype), h0.to(dtype), [kernel.to(dtype)], threshold, weight, nonlinearity, output == "last"
+        states, last = scan.rollout(*given)
+        return None if states is None else states.to(wanted), last.to(wanted)
+    rows = flat(x.to(dtype))
     transformed = dispatch.why_only_autograd(rows, h0, kernel, bias, weight)
     # A transform knows no layouts.
     if not transformed and (channels_last(rows) or (weight is not None and channels_last(weight))):
@@ -77,15 +83,15 @@ def conv_rollout(
         layout = torch.contiguous_format
     rows, h0, kernel = (t.to(dtype).contiguous(memory_format=layout) for t in (rows, h0, kernel))
     weight = None if weight is None else weight.contiguous(memory_format=layout)
-    sizes = [x.shape[1]] * x.shape[0]
+    sizes, steps = equal_steps(x)
     request = Request(
-        kernel.shape[0], h0.shape[0], len(sizes), dtype, rows.device.type,
+        kernel.shape[0], h0.shape[0], x.shape[0], dtype, rows.device.type,
         nonlinearity if isinstance(nonlinearity, str) else "callable", None, memory, output == "last", True,
         transformed, torch.compiler.is_compiling(),
     )  # fmt: skip
     serve = dispatch.choose("conv_rollout", backend, request).rollout
     beside = None if bias is None else bias.to(dtype).view(-1, 1, 1)
-    states, last = serve(rows, h0, [kernel], beside, weight, nonlinearity, sizes, memory, output == "last")
+    states, last = serve(rows, h0, [kernel], beside, weight, nonlinearity, sizes, memory, output == "last", steps)
     return None if output == "last" else states.to(wanted).unflatten(0, x.shape[:2]), last.to(wanted)
 
 

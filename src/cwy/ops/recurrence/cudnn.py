@@ -91,7 +91,7 @@ class _Fused(Function):
 
 def rollout(
     x: Tensor, h0: Tensor, q: list[Tensor], bias: Tensor | None, weight: Tensor | None, nonlinearity: str, sizes: list[int],
-    memory: str, last: bool,
+    memory: str, last: bool, steps: int | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     if weight is not None:
         x = torch.nn.functional.linear(x, weight)

@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 from .. import dispatch
 from ..wy import WY
-from . import autograd, cuda, cudnn, factors, reference
+from . import autograd, cuda, cudnn, factors, reference, scan
 from .nonlinearities import NONLINEARITIES
 
 MEMORY = ("store", "checkpoint", "reversible")
@@ -62,7 +62,25 @@ def factors_are_cheaper(n: int, reflections: int, rows: int, device: str, dtype:
     """Whether a training step of ``rows`` states in all is cheaper by factors than by a formed Q."""
     if cuda.why_not(Request(n, 1, 1, dtype, device, "abs", index=index)) is None:
         return cuda.prefers_factors(n, reflections)
+    if torch.compiler.is_compiling():
+        # One program serves every length: a choice by the length would be a guard on it. This is the limit of many rows.
+        return 16 * reflections < 6 * n
     return 16 * n * reflections * rows < 6 * n * n * rows + 12 * n * n * reflections
+
+
+def equal_steps(x: Tensor) -> tuple[list[int], int | None]:
+    """Return the rows of each step of ``x (T, B, ...)``, and None; under a compiler the rows of one step, and T.
+
+    A list of T numbers would be a new program for each T.
+    """
+    if torch.compiler.is_compiling():
+        return [x.shape[1]], x.shape[0]
+    return [x.shape[1]] * x.shape[0], None
+
+
+def exports_plainly(backend: str) -> bool:
+    """Return whether an exporter is tracing and is to see ATen ops only: ``scan``, for the definition's loop over time."""
+    return backend == "reference" and torch.compiler.is_exporting()
 
 
 def rollout(
@@ -136,10 +154,11 @@ def rollout(
     n = h0.shape[-1]
     if isinstance(x, PackedSequence):
         _check_shape("the data of x", x.data, 2, "(rows, N)")
-        rows, sizes = x.data, x.batch_sizes.tolist()
+        rows, sizes, steps = x.data, x.batch_sizes.tolist(), None
     else:
         _check_shape("x", x, 3, "(T, B, N)")
-        rows, sizes = x.flatten(0, 1), [x.shape[1]] * x.shape[0]
+        rows = x.flatten(0, 1)
+        sizes, steps = equal_steps(x)
     for name, value, shape in (("bias", bias, (n,)), ("signs", signs, (n,)), ("weight", weight, (n, rows.shape[-1]))):
         if value is not None and not isinstance(value, Tensor):
             raise TypeError(f"rollout: {name} must be a torch.Tensor, got {type(value).__name__}.")
@@ -171,13 +190,17 @@ def rollout(
         # Compilers do not know dtype.to_real.
         real = (torch.float64 if dtype == torch.complex128 else torch.float32) if dtype.is_complex and f == "modrelu" else dtype
         bias = bias.to(real)
+    if exports_plainly(backend) and isinstance(x, Tensor):
+        states, last = scan.rollout(x.to(dtype), h0, q, bias, weight, nonlinearity, output == "last")
+        return None if states is None else states.to(wanted), last.to(wanted)
     request = Request(
-        n, h0.shape[0], len(sizes), dtype, rows.device.type, f, q[0].shape[1] if len(q) > 1 else None, memory,
+        n, h0.shape[0], len(sizes) if steps is None else steps, dtype, rows.device.type, f,
+        q[0].shape[1] if len(q) > 1 else None, memory,
         output == "last", not sizes or sizes[0] == sizes[-1], dispatch.why_only_autograd(rows, h0, *q, bias, weight),
         torch.compiler.is_compiling(), rows.device.index,
     )  # fmt: skip
     serve = dispatch.choose("rollout", backend, request).rollout
-    states, last = serve(rows, h0, q, bias, weight, nonlinearity, sizes, memory, output == "last")
+    states, last = serve(rows, h0, q, bias, weight, nonlinearity, sizes, memory, output == "last", steps)
     states, last = states.to(wanted), last.to(wanted)
     if output == "last":
         return None, last

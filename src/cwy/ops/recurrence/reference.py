@@ -20,21 +20,37 @@ def multiply(q: list[Tensor], h: Tensor) -> Tensor:
     return h * d - (h @ y.conj()) @ w.mT
 
 
+def step(
+    x: Tensor,
+    h: Tensor,
+    q: list[Tensor],
+    bias: Tensor | None,
+    weight: Tensor | None,
+    nonlinearity: str | Callable,
+) -> Tensor:
+    """Return the next states."""
+    z = multiply(q, h) + (x if weight is None else mapped(x, weight))
+    if callable(nonlinearity):
+        return nonlinearity(z if bias is None else z + bias)
+    f = NONLINEARITIES[nonlinearity]
+    return f.define(z if bias is None or f.threshold else z + bias, bias)
+
+
 @in_full_precision
 def rollout(
     x: Tensor, h0: Tensor, q: list[Tensor], bias: Tensor | None, weight: Tensor | None, nonlinearity: str | Callable,
-    sizes: list[int], memory: str, last: bool,
+    sizes: list[int], memory: str, last: bool, steps: int | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """States ``(sum of sizes, N)`` of every step and the last one of each sequence, for x packed by ``sizes``."""
+    """Return the states ``(sum of sizes, N)`` of every step and the last one of each sequence, for x packed by ``sizes``.
+
+    ``steps``, if given, is the number of steps, each with as many rows as ``sizes`` has in one number.
+    """
+    if steps is not None:
+        sizes = sizes * steps
     h, states, ended = h0, [], []
     for t, xt in enumerate(x.split(sizes)):
         ended.append(h[sizes[t] :])
-        z = multiply(q, h[: sizes[t]]) + (xt if weight is None else mapped(xt, weight))
-        if callable(nonlinearity):
-            h = nonlinearity(z if bias is None else z + bias)
-        else:
-            f = NONLINEARITIES[nonlinearity]
-            h = f.define(z if bias is None or f.threshold else z + bias, bias)
+        h = step(xt, h[: sizes[t]], q, bias, weight, nonlinearity)
         states.append(h)
     hn = torch.cat([h, *reversed(ended)]) if any(e.shape[0] for e in ended) else h
     return torch.cat(states) if states and not last else h0[:0].clone(), hn

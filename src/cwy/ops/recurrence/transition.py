@@ -122,7 +122,8 @@ def on_tensor_cores(x: Tensor) -> bool:
 
 def channels_last(x: Tensor) -> bool:
     """Whether images lie so in memory. A transform can be asked for strides, not for layouts."""
-    if x.dim() != 4 or x.is_contiguous():
+    # To ask for the strides of an exported program's images would fix their number.
+    if x.dim() != 4 or torch.compiler.is_exporting() or x.is_contiguous():
         return False
     _, c, _, w = x.shape
     return x.stride()[1:] == (1, w * c, c)
@@ -130,6 +131,8 @@ def channels_last(x: Tensor) -> bool:
 
 def flat(x: Tensor) -> Tensor:
     """Images ``(T, B, C, H, W)`` as rows ``(TB, C, H, W)`` that lie in memory as they do."""
+    if torch.compiler.is_exporting():
+        return x.flatten(0, 1)
     last = x.stride(2) == 1 and x.shape[2] > 1 and not x.is_contiguous()
     return x.movedim(2, -1).flatten(0, 1).movedim(-1, 1) if last else x.flatten(0, 1)
 
@@ -166,7 +169,8 @@ def by_rows(convolve: Callable[[Tensor], Tensor], x: Tensor, weight: Tensor) -> 
 
 
 def _all_at_once(x: Tensor, weight: Tensor) -> bool:
-    return not x.is_cuda or on_tensor_cores(x) or on_tensor_cores(weight)
+    # To cut them up, a compiler would have to know how many there are.
+    return not x.is_cuda or torch.compiler.is_compiling() or on_tensor_cores(x) or on_tensor_cores(weight)
 
 
 def kernel_gradient(kernel: Tensor, deltas: Tensor, x: Tensor) -> Tensor:
