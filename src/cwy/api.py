@@ -17,6 +17,7 @@ from . import init as inits
 from .parametrizations import OrthogonalMap
 from .parametrizations.base import Free
 from .parametrizations.reflections import Length
+from .parametrizations.loading import take_no_plain_weights, take_plain_weights
 from .parametrizations.rgd import OnManifold, keep, on_manifold, release
 from .registry import METHODS
 from .testing import gram_gap
@@ -124,6 +125,7 @@ def orthogonal(
                 # torch puts the free parameters into the weight's own memory before it checks them.
                 weight.data = before
                 raise
+        take_plain_weights(module)
     # It is the gradient of the weight that was.
     weight.grad = None
     return module
@@ -167,6 +169,7 @@ def _bake(layer: nn.Module, chains: nn.ModuleDict, name: str) -> None:
     else:
         del layer.parametrizations
         layer.__class__ = shared.__bases__[0]
+        take_no_plain_weights(layer)
     layer.register_parameter(name, weight)
 
 
