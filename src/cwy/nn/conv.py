@@ -19,7 +19,9 @@ from ..ops.recurrence.nonlinearities import NONLINEARITIES
 from ..ops.recurrence.transition import by_rows, flat
 from ..registry import METHODS
 from .images import Images, check_sizes
-from .inputs import check_input
+from .inputs import check_input, check_switches
+from .leaving import leaves
+from .settings import Settings
 
 Activation = str | Callable[[Tensor], Tensor]
 
@@ -27,7 +29,7 @@ FREE = ("zeros", "glorot", "orth-init")
 """Kernels without a constraint: none at all, Glorot's initial values, or a start on the manifold."""
 
 
-class _Kernels(nn.Module):
+class _Kernels(Settings):
     """Input kernel, transition and bias of a layer, made and read by name; mixed into the layer and the cell."""
 
     in_channels: int
@@ -37,6 +39,7 @@ class _Kernels(nn.Module):
     def _set_up(self, nonlinearity: Activation, bias: bool, method: str, init: Any, length: Any, like: dict[str, Any]) -> None:
         call = type(self).__name__
         check_choices(call, nonlinearity, "all", "store")
+        check_switches(call, bias=bias)
         known = [*(name for name, m in METHODS.items() if m.kind != "square" and m.real), *FREE]
         if method not in known:
             near = get_close_matches(str(method), known, n=2)
@@ -182,8 +185,11 @@ class ConvNERU(Images, _Kernels):
             states = self._activate(self._convolve(flat(x), suffix).unflatten(0, x.shape[:2]), threshold)
             last = states[-1]
         else:
+            leaving = leaves(self, f"weight_hh{suffix}")
+            backend = "reference" if leaving else self.backend
+            memory = "store" if leaving else self.memory
             inner = None
-            if self.memory == "store":
+            if memory == "store" and not leaving:
                 # One convolution over all steps, the bias with it where it is not a threshold.
                 x = self._convolve(flat(x), suffix).unflatten(0, x.shape[:2])
                 threshold = threshold if self._threshold else None
@@ -191,15 +197,12 @@ class ConvNERU(Images, _Kernels):
                 inner = getattr(self, f"weight_ih{suffix}")
             kernel, wanted = self.kernel(int(suffix[2:])), "all" if ends is not None else output
             states, last = ops.conv_rollout(
-                x, state[0], kernel, threshold, self.nonlinearity, weight=inner, output=wanted, memory=self.memory,
-                backend=self.backend,
+                x, state[0], kernel, threshold, self.nonlinearity, weight=inner, output=wanted, memory=memory,
+                backend=backend,
             )  # fmt: skip
         if ends is not None:
             last = cast(Tensor, states)[ends - 1, torch.arange(len(ends), device=ends.device)]
         return None if output == "last" else states, (last,)
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, method={self.method!r}, nonlinearity={self.nonlinearity!r}"
 
 
 class ConvNERUCell(_Kernels):

@@ -11,9 +11,10 @@ from torch.nn.functional import conv2d, instance_norm
 from ..ops.recurrence.transition import by_rows, flat
 from .images import Images, check_sizes
 from .inputs import check_input
+from .settings import Settings
 
 
-class _Gates(nn.Module):
+class _Gates(Settings):
     """Kernels, scale and bias of the four gates of a layer, and a step; mixed into the layer and the cell."""
 
     hidden_channels: int

@@ -5,23 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from .inputs import check_input, name_of
+from .inputs import check_counts, check_input, check_switches, name_of
+from .settings import Settings
 
 
 def check_sizes(call: str, kernel_size: int, **sizes: int) -> None:
     """Raises unless sizes are positive and images keep theirs."""
-    for name, size in (*sizes.items(), ("kernel_size", kernel_size)):
-        if not isinstance(size, int):
-            raise TypeError(f"{call}: {name} must be a whole number, got {size!r}.")
-        if size < 1:
-            raise ValueError(f"{call}: {name} must be at least 1, got {size}.")
+    check_counts(call, **sizes, kernel_size=kernel_size)
     if kernel_size % 2 == 0:
         raise ValueError(f"{call}: kernel_size must be odd, so that images keep their size; got {kernel_size}.")
 
 
-class Images(nn.Module):
+class Images(Settings):
     """Layers of a convolutional recurrence; a subclass has the weights, and runs one layer in :meth:`_layer`.
 
     Args:
@@ -39,6 +36,7 @@ class Images(nn.Module):
         super().__init__()
         call = type(self).__name__
         check_sizes(call, kernel_size, in_channels=in_channels, hidden_channels=hidden_channels, num_layers=num_layers)
+        check_switches(call, batch_first=batch_first)
         if output not in ("all", "last"):
             raise ValueError(f"{call}: output must be 'all' or 'last', got {output!r}.")
         self.in_channels, self.hidden_channels, self.kernel_size = in_channels, hidden_channels, kernel_size
@@ -60,7 +58,7 @@ class Images(nn.Module):
             )
         unbatched = input.dim() == 4
         x = input.unsqueeze(1) if unbatched else input.transpose(0, 1) if self.batch_first else input
-        check_input(self, input, next(self.parameters()), len(x))
+        check_input(self, input, next(self.parameters()), x.shape[0])
         first = self._first(hx, unbatched, x)
         ends = None if lengths is None else self._ends(lengths, x)
         inside = None if ends is None else torch.arange(x.shape[0], device=x.device)[:, None] < ends
@@ -99,10 +97,9 @@ class Images(nn.Module):
         # Those on a GPU are not looked at: that would wait for it. A compiler has none to look at.
         seen = not lengths.is_cuda and not torch.compiler.is_compiling()
         fit = lengths.shape == x.shape[1:2] and not lengths.is_floating_point()
-        if not fit or (seen and bool((lengths < 1).any() | (lengths > len(x)).any())):
+        if not fit or (seen and bool((lengths < 1).any() | (lengths > x.shape[0]).any())):
             got = lengths.tolist() if seen else tuple(lengths.shape)
-            raise ValueError(f"{name_of(self)}: lengths must be {x.shape[1]} whole numbers from 1 to T = {len(x)}, got {got}.")
+            raise ValueError(
+                f"{name_of(self)}: lengths must be {x.shape[1]} whole numbers from 1 to T = {x.shape[0]}, got {got}."
+            )
         return lengths.to(x.device)
-
-    def extra_repr(self) -> str:
-        return f"{self.in_channels}, {self.hidden_channels}, kernel_size={self.kernel_size}, num_layers={self.num_layers}"

@@ -11,6 +11,22 @@ def name_of(layer: nn.Module) -> str:
     return type(layer).__name__.removeprefix("Parametrized")
 
 
+def check_counts(call: str, **counts: int) -> None:
+    """Raise unless these are whole numbers from 1 on."""
+    for name, count in counts.items():
+        if not isinstance(count, int) or isinstance(count, bool):
+            raise TypeError(f"{call}: {name} must be a whole number, got {count!r}.")
+        if count < 1:
+            raise ValueError(f"{call}: {name} must be at least 1, got {count}.")
+
+
+def check_switches(call: str, **switches: bool) -> None:
+    """Raise unless these are True or False: any other value, even "False", would mean True."""
+    for name, switch in switches.items():
+        if not isinstance(switch, bool):
+            raise TypeError(f"{call}: {name} must be True or False, got {switch!r}.")
+
+
 def check_input(layer: nn.Module, x: Tensor, weight: Tensor, steps: int = 1) -> None:
     """Raises unless there is a step, and the input has the weights' dtype, or gets it: complex weights make it complex."""
     if steps == 0:

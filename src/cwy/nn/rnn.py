@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -18,7 +19,9 @@ from ..ops.recurrence.functions import check_choices, factors_are_cheaper
 from ..ops.recurrence.nonlinearities import NONLINEARITIES
 from ..parametrizations import CWY, METHODS
 from ..parametrizations.rgd import on_manifold
-from .inputs import check_input
+from .inputs import check_counts, check_input, check_switches, name_of
+from .leaving import leaves
+from .settings import Settings
 
 Activation = str | Callable[[Tensor], Tensor]
 
@@ -29,7 +32,7 @@ def _complex_only(method: str, dtype: torch.dtype | None) -> torch.dtype | None:
     return dtype if METHODS[method].real or dtype.is_complex else dtype.to_complex()
 
 
-class _Recurrent(nn.Module):
+class _Recurrent(Settings):
     """Weights of one or more recurrent layers, named as torch names them, with orthogonal transitions."""
 
     def __init__(
@@ -46,9 +49,8 @@ class _Recurrent(nn.Module):
         length: float | str | None,
     ) -> None:
         super().__init__()
-        for name, size in (("input_size", input_size), ("hidden_size", hidden_size)):
-            if size < 1:
-                raise ValueError(f"{type(self).__name__}: {name} must be at least 1, got {size}.")
+        check_counts(type(self).__name__, input_size=input_size, hidden_size=hidden_size)
+        check_switches(type(self).__name__, bias=bias)
         self.input_size, self.hidden_size, self.bias = input_size, hidden_size, bias
         self.nonlinearity, self.method = nonlinearity, method
         self._options: dict[str, Any] = {"method": method, "reflections": reflections, "init": init, "length": length}
@@ -109,10 +111,15 @@ class _Recurrent(nn.Module):
                     return ops.wy_factors(v), chart.diagonal(tuple(phase))
         return getattr(self, name), None
 
-    def extra_repr(self) -> str:
-        reflections = self._options["reflections"]
-        shown = f"{self.input_size}, {self.hidden_size}, method={self.method!r}"
-        return shown + ("" if reflections is None else f", reflections={reflections}") + f", nonlinearity={self.nonlinearity!r}"
+    def _check_torch(self) -> None:
+        """Raise unless torch has a network like this."""
+        real = not cast(Tensor, next(self.parameters())).is_complex()
+        if self.nonlinearity not in ("tanh", "relu") or not real:
+            raise ValueError(
+                f"{name_of(self)}.to_torch: torch has real networks with tanh and relu only, and this one has "
+                f"nonlinearity={self.nonlinearity!r}, dtype={next(self.parameters()).dtype}. "
+                "To deploy it, call cwy.bake and torch.export or torch.onnx.export."
+            )
 
 
 class OrthogonalRNN(_Recurrent):
@@ -165,10 +172,11 @@ class OrthogonalRNN(_Recurrent):
         backend: str = "auto",
     ) -> None:
         super().__init__(input_size, hidden_size, bias, nonlinearity, method, reflections, init, device, dtype, length)
-        if num_layers < 1:
-            raise ValueError(f"OrthogonalRNN: num_layers must be at least 1, got {num_layers}.")
-        if not 0 <= dropout <= 1:
-            raise ValueError(f"OrthogonalRNN: dropout must be a probability, got {dropout}.")
+        check_counts("OrthogonalRNN", num_layers=num_layers)
+        check_switches("OrthogonalRNN", batch_first=batch_first, bidirectional=bidirectional)
+        number = isinstance(dropout, numbers.Real) and not isinstance(dropout, bool)
+        if not number or not 0 <= dropout <= 1:
+            raise ValueError(f"OrthogonalRNN: dropout must be a probability, got {dropout!r}.")
         check_choices("OrthogonalRNN", nonlinearity, output, memory)
         names = ["auto", *(b.name for b in dispatch.backends("rollout")["rollout"])]
         if backend not in names:
@@ -210,6 +218,38 @@ class OrthogonalRNN(_Recurrent):
                         getattr(ours, f"bias_ih{suffix}").copy_(bias)
         return ours.train(rnn.training)
 
+    @torch.no_grad()
+    def to_torch(self) -> nn.RNN:
+        """Return the same network as a ``torch.nn.RNN``: for "tanh" and "relu", with real weights.
+
+        Its weights are copies, its transitions ordinary parameters, and its second bias is zero. It returns all states.
+        """
+        self._check_torch()
+        like = cast(Tensor, self.weight_ih_l0)
+        theirs = nn.RNN(
+            self.input_size,
+            self.hidden_size,
+            self.num_layers,
+            cast(str, self.nonlinearity),
+            self.bias,
+            self.batch_first,
+            self.dropout,
+            self.bidirectional,
+            device=like.device,
+            dtype=like.dtype,
+        )
+        for layer in range(self.num_layers):
+            for suffix in self._suffixes(layer):
+                _copy(self, theirs, suffix)
+        return theirs.train(self.training)
+
+    @property
+    def all_weights(self) -> list[list[Tensor]]:
+        """The weights of each layer and direction: the input map, the transition Q and the bias, if there is one."""
+        names = ["weight_ih", "weight_hh", "bias_ih"] if self.bias else ["weight_ih", "weight_hh"]
+        suffixes = [suffix for layer in range(self.num_layers) for suffix in self._suffixes(layer)]
+        return [[getattr(self, name + suffix) for name in names] for suffix in suffixes]
+
     def flatten_parameters(self) -> None:
         """Nothing to do; torch's layers have it, and what trains them calls it."""
 
@@ -219,7 +259,7 @@ class OrthogonalRNN(_Recurrent):
         if data.shape[-1] != self.input_size:
             raise ValueError(f"OrthogonalRNN: expected input of {self.input_size} features, got shape {tuple(data.shape)}.")
         x = packed.data if packed is not None else self._time_first(cast(Tensor, input))
-        check_input(self, data, cast(Tensor, self.weight_ih_l0), len(x))
+        check_input(self, data, cast(Tensor, self.weight_ih_l0), x.shape[0])
         unbatched = packed is None and cast(Tensor, input).dim() == 2
         batch = int(packed.batch_sizes[0]) if packed is not None else x.shape[1]
         h0 = self._first_states(hx, unbatched, batch, x)
@@ -282,7 +322,10 @@ class OrthogonalRNN(_Recurrent):
             x = x.flip(0) if turn is None else x[turn]
         if x.dtype != weight.dtype and weight.is_complex():
             x = x.to(weight.dtype)
-        inner = None if self.memory == "store" else weight
+        leaving = leaves(self, f"weight_hh{suffix}")
+        backend = "reference" if leaving else self.backend
+        memory = "store" if leaving else self.memory
+        inner = None if memory == "store" else weight
         if inner is None:
             # One product over all steps, the bias with it where it is not a threshold.
             x = nn.functional.linear(x, weight, None if self._threshold else bias)
@@ -290,7 +333,7 @@ class OrthogonalRNN(_Recurrent):
         transition, signs = self._transition(suffix, x.shape[0] if packed is not None else x.shape[0] * x.shape[1])
         states, last = ops.rollout(
             x if packed is None else PackedSequence(x, packed.batch_sizes), h0, transition, bias, self.nonlinearity,
-            signs=signs, weight=inner, output=output, memory=self.memory, backend=self.backend,
+            signs=signs, weight=inner, output=output, memory=memory, backend=backend,
         )  # fmt: skip
         states = states.data if isinstance(states, PackedSequence) else states
         if weight.dtype in (torch.float16, torch.bfloat16):
@@ -298,6 +341,17 @@ class OrthogonalRNN(_Recurrent):
         if reverse and states is not None:
             states = states.flip(0) if turn is None else states[turn]
         return states, last
+
+
+def _copy(ours: nn.Module, theirs: nn.Module, suffix: str) -> None:
+    """Copy a layer's weights to torch's, which has two biases that it adds."""
+    for name in ("weight_ih", "weight_hh", "bias_ih"):
+        value = getattr(ours, name + suffix, None)
+        if value is not None:
+            getattr(theirs, name + suffix).copy_(value)
+    bias = getattr(theirs, f"bias_hh{suffix}", None)
+    if bias is not None:
+        bias.zero_()
 
 
 def _reversal(sizes: Tensor) -> Tensor:
@@ -343,6 +397,15 @@ class OrthogonalRNNCell(_Recurrent):
         super().__init__(input_size, hidden_size, bias, nonlinearity, method, reflections, init, device, dtype, length)
         check_choices("OrthogonalRNNCell", nonlinearity, "all", "store")
         self._add("", input_size)
+
+    @torch.no_grad()
+    def to_torch(self) -> nn.RNNCell:
+        """Return the same cell as a ``torch.nn.RNNCell``, as :meth:`OrthogonalRNN.to_torch` does."""
+        self._check_torch()
+        like = {"device": self.weight_ih.device, "dtype": self.weight_ih.dtype}
+        theirs = nn.RNNCell(self.input_size, self.hidden_size, self.bias, cast(str, self.nonlinearity), **like)
+        _copy(self, theirs, "")
+        return theirs.train(self.training)
 
     def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
         if input.dim() not in (1, 2) or input.shape[-1] != self.input_size:
