@@ -134,7 +134,7 @@ def test_output_written_to_in_place_is_never_a_wrong_gradient(f):
         rnn.zero_grad()
         loss = rnn(x)[0].mul_(2).square().sum()
         if memory == "store" and output == "all" and isinstance(f, str):
-            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            with pytest.raises(RuntimeError, match=r"was modified by an inplace operation\. Write y = 2 \* y"):
                 loss.backward()
             continue
         loss.backward()

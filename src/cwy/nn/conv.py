@@ -117,7 +117,8 @@ class ConvNERU(Images, _Kernels):
             "glorot", "orth-init" (started on the manifold) and "zeros" (no recurrence).
         init: initial value of $q\hat K^\top$, as in :func:`cwy.orthogonal`; by default Haar-random, where the method has that.
         length: norm of the vectors of the methods by reflections, as in :func:`cwy.orthogonal`.
-        memory: "store", or "checkpoint" to keep $\sqrt T$ states: worth it with output="last".
+        memory: "store", or "checkpoint" to keep $\sqrt T$ states: worth it with output="last". With lengths, all states are
+            kept in any case, because each sequence's last one is read from them.
         output: "all" states of the last layer, or only the "last".
         backend: of :func:`~cwy.ops.conv_rollout`.
 
@@ -249,5 +250,5 @@ class ConvNERUCell(_Kernels):
         if hx is not None:
             if hx.shape != z.shape:
                 raise ValueError(f"ConvNERUCell: expected hx of shape {tuple(z.shape)}, got {tuple(hx.shape)}.")
-            z = z + nn.functional.conv2d(hx, self.kernel(), padding=self.kernel_size // 2)
+            z = z + nn.functional.conv2d(hx.to(z.dtype), self.kernel(), padding=self.kernel_size // 2)
         return self._activate(z, getattr(self, "bias_ih", None))
