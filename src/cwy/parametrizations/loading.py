@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -60,7 +60,7 @@ def _fill(
 def _state(chain: parametrize.ParametrizationList, plain: torch.Tensor) -> dict[str, torch.Tensor]:
     """Return the state of a weight's parametrization that has this value."""
     # The inverse writes signs, and the like, to the map. A load that fails must not.
-    chart = copy.deepcopy(chain[0])
+    chart = copy.deepcopy(cast(OrthogonalMap, chain[0]))
     free = chart.right_inverse(plain)
     parts = [free] if isinstance(free, torch.Tensor) else [*free]
     names = ["original"] if chain.is_tensor else [f"original{i}" for i in range(len(parts))]
