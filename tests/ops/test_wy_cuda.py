@@ -260,6 +260,34 @@ def test_large_ones_take_gradients_of_any_size_and_from_anywhere(n, size):
     assert slope(spike).isnan().any()
 
 
+# In one launch, blocked, split into fp16 numbers, and in batches of each.
+TIERS = [(7, 5), (64, 64), (512, 512), (1000, 33), (600, 257), (1024, 1024), (4096, 128), (2048, 2048), (4104, 1032)]
+BATCHES = [(3, 64, 64), (64, 128, 128), (64, 70, 40), (3, 600, 530)]
+
+
+@gpu
+@pytest.mark.parametrize("shape", TIERS + BATCHES)
+@pytest.mark.parametrize("size", [2.0**-130, 2.0**-144])
+def test_gradients_of_denormal_vectors_are_finite(shape, size, poisoned):
+    g = torch.Generator().manual_seed(0)
+    base = torch.randn(shape, generator=g)
+    base[..., 1::3] *= size / base[..., 1::3].abs().amax(-2, keepdim=True)
+    for call in ("matrix", "matrix, signed", "truncated", "factors", "factor t", "multiply"):
+        if call == "truncated" and shape[-1] > shape[-2]:
+            continue
+        ours, plain = (results(call, base.cuda(), backend) for backend in ("cuda", "analytic"))
+        for a, p in zip(ours, plain, strict=True):
+            assert a.isfinite().all(), call
+            # Columns of all lengths: each by itself.
+            most = p.abs().amax(-2, keepdim=True)
+            assert ((a - p) / torch.where(most > 0, most, 1)).abs().max() <= 1e-3, call
+    v = base.cuda().requires_grad_()
+    for form in (cwy_matrix, tcwy_matrix):
+        q = form(v, backend="cuda")
+        (none,) = torch.autograd.grad(q, v, torch.zeros_like(q))
+        assert not none.any()
+
+
 @gpu
 def test_nan_spreads():
     for n, size in ((40, 40), (600, 20), (600, 600), (2048, 2048)):
@@ -278,7 +306,7 @@ def test_every_kernel_compiles_without_a_gpu(tmp_path, monkeypatch):
         variants += [("forward.cu", many), *(("backward.cu", (("KIND", kind), *many)) for kind in kinds)]
     for index, (source, macros) in enumerate(variants):
         for arch in ("sm_80", "sm_90a", ("sm_100a", "sm_120a")[index % 2]):  # the last two in turn
-            assert len(nvrtc.cubin(fused.KERNELS / source, macros, arch)) > 1000
+            assert len(nvrtc.cubin(fused.KERNELS / source, (*fused.MACROS.items(), *macros), arch)) > 1000
 
 
 @pytest.mark.parametrize(

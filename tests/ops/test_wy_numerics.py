@@ -113,6 +113,42 @@ def test_zero_vectors_are_no_reflections():
     assert v.grad.isfinite().all()
 
 
+def shortened(v, size):
+    """With columns 1 and 3 of this length."""
+    scale = torch.ones(v.shape[-1], dtype=v.real.dtype, device=v.device)
+    scale[[1, 3]] = size
+    return (v / torch.linalg.vector_norm(v, dim=-2, keepdim=True) * scale).requires_grad_()
+
+
+def gradients_of_short_vectors(form, v):
+    """Assert that vectors too short for their gradient have a finite one: that of the shortest vector that has its own."""
+    finfo = torch.finfo(v.dtype)
+
+    def gradient(size, z):
+        short = shortened(v, size)
+        return torch.autograd.grad(form(short), short, z)[0]
+
+    z = torch.randn_like(form(v))
+    wanted = gradient(finfo.tiny * 2.0**16, z)
+    for size in (finfo.tiny, finfo.tiny / 2**8):
+        # Denormal numbers have a coarse direction.
+        torch.testing.assert_close(gradient(size, z), wanted, atol=0.02 * wanted.abs().max().item(), rtol=0)
+    for size in (finfo.tiny, finfo.tiny / 2**8, finfo.tiny * finfo.eps * 3):
+        assert gradient(size, z).isfinite().all()
+        assert not gradient(size, torch.zeros_like(z)).any()
+
+
+@pytest.mark.parametrize("backend", ["analytic", "composite", "reference"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64])
+def test_gradients_of_denormal_vectors_are_finite(backend, dtype):
+    """Weight decay takes vectors without a gradient there."""
+    v, x = torch.randn(9, 5, dtype=dtype), torch.randn(3, 9, dtype=dtype)
+    gradients_of_short_vectors(lambda v: cwy_matrix(v, backend=backend), v)
+    gradients_of_short_vectors(lambda v: tcwy_matrix(v, backend=backend), v)
+    gradients_of_short_vectors(lambda v: cwy_multiply(v, x, backend=backend), v)
+    gradients_of_short_vectors(lambda v: wy_factors(v, backend=backend).t, v)
+
+
 @given(st.integers(1, 12), st.integers(0, 12), st.integers(0, 3))
 def test_determinant(n, size, zeros):
     v = torch.randn(n, size, dtype=torch.float64)

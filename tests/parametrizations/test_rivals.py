@@ -112,6 +112,15 @@ def test_unitary_products_never_form_the_matrix():
         torch.testing.assert_close(chart.multiply(*chart.sample(), x).norm(dim=-1), x.norm(dim=-1), rtol=1e-5, atol=0)
 
 
+@pytest.mark.parametrize("size", [0, 1e-42])
+def test_urnn_has_finite_gradients_of_zero_and_denormal_vectors(size):
+    chart = URNN(6, dtype=torch.complex64)
+    phase, v = chart.sample()
+    v = (v * size).requires_grad_()
+    (gradient,) = torch.autograd.grad(chart(phase, v).real.sum(), v)
+    assert gradient.isfinite().all()
+
+
 def fit(chart, target, steps=400):
     """How near LBFGS, a gradient descent, brings the map to a matrix."""
     free = [p.requires_grad_() for p in chart.sample()]

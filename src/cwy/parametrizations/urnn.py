@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from ..ops.wy.composite import normalise
 from ..registry import register
 from .base import ComplexMap
 
@@ -41,9 +42,9 @@ class URNN(ComplexMap):
     def _times(self, free: tuple[Tensor, ...], x: Tensor, adjoint: bool) -> Tensor:
         phase, v = free
         d1, d2, d3 = (self._beside(x, d) for d in self._turns(phase).unbind(-2))
-        length = torch.linalg.vector_norm(v, dim=-1, keepdim=True)
         # A zero vector stands for no reflection.
-        u1, u2 = (self._beside(x, u) for u in (v / torch.where(length == 0, 1, length)).unbind(-2))
+        unit, _ = normalise(v.mT)
+        u1, u2 = (self._beside(x, u) for u in unit.unbind(-1))
         if adjoint:
             x = torch.fft.fft(_reflect(u2, x * d3.conj()), norm="ortho") * d2.conj()
             x = torch.zeros_like(x).index_copy(-1, self.permutation, x)

@@ -7,27 +7,46 @@ from ..precision import in_full_precision, matmul
 from ..triangular import inverse, widen_if_cheap
 
 
-def reciprocal_norms(v: Tensor) -> tuple[Tensor, Tensor]:
-    r"""A power of two that scales each column, and $1/\lVert v_i\rVert$ of the scaled one: 0 for a zero column.
+def largest_reciprocal(dtype: torch.dtype) -> float:
+    """Return the bound of reciprocal norms in gradients, a power of two. A shorter vector has the gradient of one at the bound.
 
-    Scaled so, entries of 1e-30 and 1e30 neither vanish nor overflow.
+    Reciprocals of denormal norms are infinite. The bound leaves 16 powers of two for what they multiply.
     """
-    largest = v.detach().abs().amax(-2, keepdim=True)
-    largest = torch.where(largest > 0, largest, 1)
-    # mantissa / value is exactly the power of two that brings the value into [0.5, 1).
-    scale = (torch.frexp(largest).mantissa / largest).clamp(max=1 / torch.finfo(largest.dtype).tiny)
-    w = v * scale
-    square = (w * w.conj()).real.sum(-2, keepdim=True) if w.is_complex() else (w * w).sum(-2, keepdim=True)
-    zero = square == 0
-    return scale, torch.where(zero, 0, torch.where(zero, 1, square).rsqrt())
+    return 2.0**-16 / torch.finfo(dtype).tiny
 
 
 def normalise(v: Tensor) -> tuple[Tensor, Tensor]:
-    r"""Unit columns $u_i = v_i/\lVert v_i\rVert$ and $1/\lVert v_i\rVert$; both 0 for a zero column."""
+    r"""Unit columns $u_i = v_i/\lVert v_i\rVert$ and $1/\lVert v_i\rVert$; both 0 for a zero column.
+
+    Each column is first scaled by a power of two, so that entries of 1e-30 and 1e30 neither vanish nor overflow.
+    """
     if v.shape[-2] == 0:
         return v, v.real.new_zeros((*v.shape[:-2], 1, v.shape[-1]))
-    scale, reciprocal = reciprocal_norms(v)
-    return v * scale * reciprocal, scale * reciprocal
+    largest = v.detach().abs().amax(-2, keepdim=True)
+    # Denormal entries are lifted first: their power of two is no number.
+    lift = torch.where(largest < 1, 2.0**64, 1.0)
+    lifted = torch.where(largest > 0, largest, 1) * lift
+    # mantissa / value is exactly the power of two that brings the value into [0.5, 1).
+    power = torch.frexp(lifted).mantissa / lifted
+    most = largest_reciprocal(largest.dtype)
+    if not torch.is_grad_enabled():
+        w = v * lift * power
+        reciprocal = _reciprocal_norm(w)
+        return w * reciprocal, (lift * power * reciprocal).clamp(max=most)
+    w = v.detach() * lift * power
+    scale = torch.minimum(lift * power, most / _reciprocal_norm(w))
+    # The value is that of w, the derivative that of v * scale, in which the reciprocal norm has its bound.
+    slope = v * scale
+    w = w + (slope - slope.detach())
+    reciprocal = _reciprocal_norm(w)
+    return w * reciprocal, scale * reciprocal
+
+
+def _reciprocal_norm(w: Tensor) -> Tensor:
+    r"""$1/\lVert w_i\rVert$ of columns that need no scale: 0 for a zero column."""
+    square = (w * w.conj()).real.sum(-2, keepdim=True) if w.is_complex() else (w * w).sum(-2, keepdim=True)
+    zero = square == 0
+    return torch.where(zero, 0, torch.where(zero, 1, square).rsqrt())
 
 
 def s_matrix(u: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from .. import nvrtc
+from .composite import largest_reciprocal
 
 KERNELS = Path(__file__).parent / "kernels"
 THREADS, SHARED = 256, 40960  # as in sums.cuh and solve.cuh
@@ -23,6 +24,8 @@ NARROW, WIDE, TRUNCATED, ENDING, FACTORS = range(5)  # as in backward.cu
 WIDE_CLUSTER, NEAR = 16, 128  # of matrices of no more rows and columns, a cluster is faster than more blocks
 FULL, WIDE_COLUMNS = 1024, 16  # threads, and columns, of a block that takes nothing but columns, as in blocks.cu
 LONG = 512  # columns longer than this are cut into parts
+# RECIPROCAL is the power of two that bounds reciprocal norms.
+MACROS = {"RECIPROCAL": int(math.log2(largest_reciprocal(torch.float32)))}
 
 # Blocks that meet wait for a number that nobody wrote before, so memory need not be cleared. A call uses up to 64.
 _tokens = itertools.count(int.from_bytes(os.urandom(7), "little") << 6, 64)
@@ -56,7 +59,8 @@ def plan(
     source: str, name: str, count: int, n: int, size: int, device: int, apart: bool = True, kind: int | None = None
 ) -> Plan:
     """For ``count`` matrices ``n`` x ``size``, each ``apart`` from the others or not; a ``kind`` is compiled by itself."""
-    macros, cluster = {} if kind is None else {"KIND": kind}, _cluster(device)
+    macros = MACROS if kind is None else MACROS | {"KIND": kind}
+    cluster = _cluster(device)
     wide = cluster == WIDE_CLUSTER
     with torch.cuda.device(device):
         kernel = nvrtc.kernel(KERNELS / source, name, macros, SHARED, wide)
@@ -220,7 +224,7 @@ def project_(du: Tensor, u: Tensor, reciprocal: Tensor, norm: Tensor | None = No
 @functools.lru_cache(maxsize=1024)
 def _over_columns(name: str, count: int, size: int, device: int) -> Callable[..., None]:
     with torch.cuda.device(device):
-        return nvrtc.kernel(KERNELS / "blocks.cu", name, {}, SHARED).prepare((count * -(-size // WIDE_COLUMNS), 1), FULL)
+        return nvrtc.kernel(KERNELS / "blocks.cu", name, MACROS, SHARED).prepare((count * -(-size // WIDE_COLUMNS), 1), FULL)
 
 
 def _workspace(like: Tensor, cut: Plan, numbers: int, floats: int = 0) -> Tensor:

@@ -29,7 +29,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) forward(const Fo
       grid, batch, n, l, chunks, parts, [=](int b, int i, int j) { const double x = v[b * nl + (long)i * l + j]; return x * x; },
       [=](int b, int j, double square) {
         const double r = square == 0 ? 0 : 1 / sqrt(square);
-        reciprocal[(long)b * l + j] = (float)min(r, 3.4028234e38);
+        reciprocal[(long)b * l + j] = (float)min(r, ldexp(1., RECIPROCAL));
         return r;
       },
       [=](int b, int i, int j, double r) { u[b * nl + (long)i * l + j] = (float)(v[b * nl + (long)i * l + j] * r); });
