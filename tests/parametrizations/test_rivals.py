@@ -171,6 +171,55 @@ def test_dtriv_stays_orthogonal_over_many_moves():
     assert cwy.orthogonality_error(layer.weight) <= 1e-6
 
 
+@pytest.mark.parametrize("make", [EXPRNN, DTRIV])
+@pytest.mark.parametrize("n", [2, 3, 4, 5, 33])
+def test_float32_gradients_of_exponentials_are_exact(make, n):
+    for size in (1e-3, 0.3, 1, 3, 30):
+        x = (size * torch.randn(n, n)).requires_grad_()
+        wide = x.detach().double().requires_grad_()
+        chart, z = make(n), torch.randn(n, n)
+        (found,) = torch.autograd.grad(chart(x), x, z)
+        (truth,) = torch.autograd.grad(torch.linalg.matrix_exp(skew(wide)), wide, z.double())
+        assert (found - truth).norm() <= 3e-7 * z.norm()
+
+
+@pytest.mark.parametrize("make", [EXPRNN, DTRIV])
+@pytest.mark.parametrize("batch", [(), (2,)])
+def test_batches_of_gradients_of_exponentials(make, batch):
+    chart = make(4, batch=batch, dtype=REAL)
+    x = torch.randn(*batch, 4, 4, dtype=REAL, requires_grad=True)
+    assert torch.autograd.gradcheck(chart, x, check_batched_grad=True)
+    assert torch.autograd.gradgradcheck(chart, x, check_batched_grad=True)
+    q, z = chart(x), torch.randn(3, *batch, 4, 4, dtype=REAL)
+    looped = torch.stack([torch.autograd.grad(q, x, one, retain_graph=True)[0] for one in z])
+    pulled = torch.func.vjp(chart, x)[1]
+    torch.testing.assert_close(torch.vmap(pulled)(z)[0], looped)
+
+
+@pytest.mark.parametrize("make", [EXPRNN, DTRIV])
+@pytest.mark.parametrize("dtype", [torch.float32, REAL])
+def test_exponentials_of_huge_arguments_stay_in_the_group_or_raise(make, dtype):
+    chart = make(5, dtype=dtype)
+    for size in (1e3, 1e4, 1e5, 1e6, 3e6):
+        weight = chart(size * torch.randn(5, 5, dtype=dtype))
+        assert cwy.orthogonality_error(weight) <= 8 * torch.finfo(dtype).eps
+    for x in (1e10 * torch.randn(5, 5, dtype=dtype), torch.full((5, 5), math.inf, dtype=dtype)):
+        with pytest.raises(ValueError, match="norm of A"):
+            chart(x)
+        assert torch.vmap(chart)(x[None]).isnan().all()
+
+
+@pytest.mark.parametrize("n", [128, 200])
+@pytest.mark.parametrize("size", [0.3, 10, 1e3])
+def test_a_state_keeps_its_norm_by_exponentials_in_float32(n, size):
+    """1e-4 over 1,000 linear steps, also from parameters that training has made large."""
+    h = start = torch.randn(4, n)
+    weight = EXPRNN(n)(size * torch.randn(n, n))
+    for _ in range(1000):
+        h = h @ weight.mT
+    torch.testing.assert_close(h.norm(dim=-1), start.norm(dim=-1), rtol=1e-4, atol=0)
+
+
 @pytest.mark.parametrize("negatives", range(5))
 def test_scornn_determinant(negatives):
     weight = cwy.orthogonal(nn.Linear(4, 4), method="scornn", negatives=negatives).weight
@@ -338,13 +387,14 @@ def test_flags_change_nothing(make, compiled, device):
         assert (a - b).norm() <= 1e-5 * b.norm()
 
 
-@pytest.mark.parametrize("op", [torch.ops.cwy.matrix_exp, torch.ops.cwy.cayley])
+@pytest.mark.parametrize("op", [torch.ops.cwy.matrix_exp, torch.ops.cwy.cayley, torch.ops.cwy.matrix_exp_slope])
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_the_ops_are_well_registered(op, device):
-    a = torch.randn(2, 4, 4, dtype=REAL, device=device, requires_grad=True)
-    torch.library.opcheck(op.default, (a,))
-    assert torch.autograd.gradcheck(op, (a,), check_forward_ad=True)
-    assert torch.autograd.gradgradcheck(op, (a,), check_fwd_over_rev=True)
+    count = 2 if op is torch.ops.cwy.matrix_exp_slope else 1
+    args = tuple(torch.randn(2, 4, 4, dtype=REAL, device=device, requires_grad=True) for _ in range(count))
+    torch.library.opcheck(op.default, args)
+    assert torch.autograd.gradcheck(op, args, check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(op, args, check_fwd_over_rev=True)
 
 
 # With N = M + 1 the map bends too much for the differences that these checks take.

@@ -16,13 +16,18 @@ def exponential(a: Tensor) -> Tensor:
     bound, and those that are not needed are thrown away. From $\|A\|_1 \approx 3000 N$ on the result is NaN; there
     float32 has few digits left.
     """
-    n, most = a.shape[-1], 12 + a.shape[-1].bit_length()
+    n, most = a.shape[-1], most_squarings(a)
     norm = a.abs().sum(-2).amax(-1)[..., None, None] if n else a.real.new_zeros(*a.shape[:-2], 1, 1)
     squarings = (norm / RADIUS).clamp(min=1).log2().ceil()  # a logarithm of zero would make the gradient NaN
     e = _taylor(a * torch.exp2(-squarings))
     for k in range(most):
         e = torch.where(squarings > k, e @ e, e)
     return torch.where(squarings <= most, e, math.nan)
+
+
+def most_squarings(a: Tensor) -> int:
+    """Return the bound of squarings for ``a (*, N, N)``."""
+    return 12 + a.shape[-1].bit_length()
 
 
 def _taylor(a: Tensor) -> Tensor:

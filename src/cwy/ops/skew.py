@@ -10,19 +10,45 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from .exponential import LARGEST, exponential
+from .exponential import LARGEST
+from .frechet import Pair, exponential_and_slope, largest_norm, widened
 from .precision import below_autograd, define, matmul_op
+from .triangular import widen_if_cheap
 
 
 def matrix_exp(a: Tensor) -> Tensor:
-    r"""$\exp(A)$ of ``a (*, N, N)``: orthogonal, of determinant 1, for a skew-symmetric A.
+    r"""Compute $\exp(A)$ of ``a (*, N, N)``: orthogonal, of determinant 1, for a skew-symmetric A.
+
+    float32 is computed in float64 on a CPU, and on GPUs that have it at a fair speed, and rounded at the end.
+
+    Raises:
+        ValueError: if the norm of A is above $\mathrm{eps}^{-1/2}$ (6.7e7 in float64), where rounding spoils the result.
+            In a CUDA graph and under a transform the result is NaN.
 
     Example:
         >>> x = torch.randn(5, 5, dtype=torch.float64)
         >>> orthogonality_error(matrix_exp(x - x.mT)) < 1e-12
         True
     """
-    return torch.linalg.matrix_exp(a) if _transformed() else _matrix_exp_op(a)
+    if _transformed():
+        wide = widen_if_cheap(a)
+        near = torch.linalg.matrix_norm(wide.detach(), 1) <= largest_norm(wide.dtype)
+        return torch.where(near[..., None, None], torch.linalg.matrix_exp(wide), math.nan).to(a.dtype)
+    return _matrix_exp_op(a)
+
+
+def rotation(a: Tensor) -> Tensor:
+    r"""Compute $\exp(A)$ of a skew-symmetric ``a (*, N, N)``, orthogonal to rounding.
+
+    Example:
+        >>> x = 100 * torch.randn(50, 50)
+        >>> orthogonality_error(rotation(x - x.mT)) < 1e-6
+        True
+    """
+    q = matrix_exp(a)
+    if a.dtype == torch.float32 and a.device.type == "cpu":
+        return q  # rounded from float64: there is nothing left to polish
+    return polished(q)
 
 
 def cayley(a: Tensor) -> Tensor:
@@ -117,9 +143,20 @@ def _quarter_turn(b: Tensor) -> Tensor:
 
 
 def _matrix_exp(a: Tensor) -> Tensor:
-    if a.is_cuda and a.shape[-1] <= LARGEST and _no_waiting():
-        return exponential(a)  # launched one by one, its many products are slower than torch's
-    return torch.linalg.matrix_exp(a).contiguous()
+    return _exponential(a, None).value.reshape(a.shape).to(a.dtype)
+
+
+def _matrix_exp_slope(a: Tensor, da: Tensor) -> Tensor:
+    slope = _exponential(a, da).slope
+    assert slope is not None
+    return slope.reshape(a.shape).to(a.dtype)
+
+
+def _exponential(a: Tensor, da: Tensor | None) -> Pair:
+    n = a.shape[-1]
+    waiting = not (a.is_cuda and n <= LARGEST and _no_waiting())
+    wide = [None if x is None else widened(x.reshape(-1, n, n) if x.dim() > 3 else x) for x in (a, da)]
+    return exponential_and_slope(*wide, tolerance=torch.finfo(a.dtype).eps / 16, waiting=waiting)
 
 
 def _no_waiting() -> bool:
@@ -134,12 +171,31 @@ def _cayley(a: Tensor) -> Tensor:
 
 
 def _exp_derivative(a: Tensor, da: Tensor) -> Tensor:
-    r"""The corner of $\exp\begin{bmatrix} A & dA \\ 0 & A \end{bmatrix}$."""
-    # It is linear in dA, but a large dA would cost squarings, and with each of them accuracy: so it is made small.
-    scale = 100 * torch.linalg.matrix_norm(da.detach(), 1, keepdim=True)
-    scale = torch.where(scale > 0, scale, 1)
-    top, bottom = torch.cat([a, da / scale], -1), torch.cat([torch.zeros_like(a), a], -1)
-    return matrix_exp(torch.cat([top, bottom], -2))[..., : a.shape[-1], a.shape[-1] :] * scale
+    r"""Compute $L(A, dA)$, which is linear in dA."""
+    if not _transformed():
+        return _matrix_exp_slope_op(a, da)
+    scale = _size(da)
+    blocks = widen_if_cheap(_blocks(a, da / scale))
+    return _corner(torch.linalg.matrix_exp(blocks)).to(a.dtype) * scale
+
+
+def _blocks(a: Tensor, da: Tensor) -> Tensor:
+    r"""Return $\begin{bmatrix} A & dA \\ 0 & A \end{bmatrix}$, whose exponential has $L(A, dA)$ in its corner."""
+    top = torch.cat([a, da], -1)
+    bottom = torch.cat([torch.zeros_like(a), a], -1)
+    return torch.cat([top, bottom], -2)
+
+
+def _size(da: Tensor) -> Tensor:
+    """Return the largest entry of each matrix, by which what is linear in dA is divided: a large dA would cost digits."""
+    with torch.no_grad():
+        size = da.abs().amax((-2, -1), keepdim=True)
+        return torch.where(size > 0, size, 1)
+
+
+def _corner(blocks: Tensor) -> Tensor:
+    n = blocks.shape[-1] // 2
+    return blocks[..., :n, n:]
 
 
 def _cayley_derivative(q: Tensor, da: Tensor) -> Tensor:
@@ -165,6 +221,30 @@ class _MatrixExp(Function):
         return _exp_derivative(ctx.saved_tensors[0], da)
 
 
+class _MatrixExpSlope(Function):
+    r"""$L(A, dA)$, differentiated as the corner of an exponential of twice the size."""
+
+    @staticmethod
+    def forward(ctx, a, da):
+        ctx.save_for_backward(a, da)
+        ctx.save_for_forward(a, da)
+        with below_autograd():
+            return torch.ops.cwy.matrix_exp_slope(a, da)
+
+    @staticmethod
+    def backward(ctx, grad):
+        a, da = ctx.saved_tensors
+        n, scale = a.shape[-1], _size(da)
+        blocks = _exp_derivative(_blocks(a, da / scale).mH, _blocks(torch.zeros_like(a), grad))
+        return (blocks[..., :n, :n] + blocks[..., n:, n:]) * scale, _corner(blocks)
+
+    @staticmethod
+    def jvp(ctx, a_dot, da_dot):
+        a, da = ctx.saved_tensors
+        scale = _size(da)
+        return _corner(_exp_derivative(_blocks(a, da / scale), _blocks(a_dot, da_dot / scale))) * scale
+
+
 class _Cayley(Function):
     @staticmethod
     def forward(ctx, a):
@@ -188,6 +268,12 @@ _matrix_exp_op = define(
     _matrix_exp,
     lambda a: a.new_empty(a.shape),
     lambda a: _MatrixExp.apply(a),
+)
+_matrix_exp_slope_op = define(
+    "matrix_exp_slope(Tensor a, Tensor da) -> Tensor",
+    _matrix_exp_slope,
+    lambda a, da: a.new_empty(a.shape),
+    lambda a, da: _MatrixExpSlope.apply(a, da),
 )
 _cayley_op = define(
     "cayley(Tensor a) -> Tensor", lambda a: _cayley(a).contiguous(), lambda a: a.new_empty(a.shape), lambda a: _Cayley.apply(a)

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from ..ops.wy.composite import normalise
+from .. import ops
 from ..registry import register
 from .base import ComplexMap
 
@@ -43,7 +43,7 @@ class URNN(ComplexMap):
         phase, v = free
         d1, d2, d3 = (self._beside(x, d) for d in self._turns(phase).unbind(-2))
         # A zero vector stands for no reflection.
-        unit, _ = normalise(v.mT)
+        unit = ops.wy_factors(v.mT).u
         u1, u2 = (self._beside(x, u) for u in unit.unbind(-1))
         if adjoint:
             x = torch.fft.fft(_reflect(u2, x * d3.conj()), norm="ortho") * d2.conj()

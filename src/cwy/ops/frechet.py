@@ -1,0 +1,166 @@
+r"""The matrix exponential and its derivative, to rounding: scaling and squaring with as few products as the norm allows.
+
+The derivative $L(A, dA)$ carries a slope along with each product, $d(XY) = dX\,Y + X\,dY$: three products for one, where an
+exponential of twice the size would take eight.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .exponential import RADIUS, exponential, most_squarings
+from .triangular import widen
+from .wy.blocked import doubles, plus_
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A matrix ``(N, N)`` or ``(B, N, N)`` and its derivative, if one is wanted."""
+
+    value: Tensor
+    slope: Tensor | None = None
+
+    def __matmul__(self, other: Pair) -> Pair:
+        value = self.value @ other.value
+        if self.slope is None or other.slope is None:
+            return Pair(value)
+        return Pair(value, plus_(self.slope @ other.value, self.value, other.slope))
+
+    def __mul__(self, factor: float | Tensor) -> Pair:
+        slope = None if self.slope is None else self.slope * factor
+        return Pair(self.value * factor, slope)
+
+    def add_(self, other: Pair, factor: float) -> None:
+        """Add ``factor`` times the other in place."""
+        self.value.add_(other.value, alpha=factor)
+        if self.slope is not None and other.slope is not None:
+            self.slope.add_(other.slope, alpha=factor)
+
+    def where(self, condition: Tensor, other: Pair) -> Pair:
+        """Return this pair for the matrices of a batch where the condition holds, and the other elsewhere."""
+        value = torch.where(condition, self.value, other.value)
+        if self.slope is None or other.slope is None:
+            return Pair(value)
+        return Pair(value, torch.where(condition, self.slope, other.slope))
+
+
+@dataclass(frozen=True)
+class Polynomial:
+    """Taylor's polynomial of a degree, by powers up to the ``step``-th and Horner's rule in that power."""
+
+    degree: int
+    step: int
+
+    @property
+    def products(self) -> int:
+        return self.step - 1 + self.degree // self.step - 1
+
+    def radius(self, tolerance: float) -> float:
+        """Return the norm up to which it is the exponential of a matrix that is off by the tolerance, relative to its norm."""
+        return (tolerance * math.factorial(self.degree + 1)) ** (1 / self.degree)
+
+
+POLYNOMIALS = [Polynomial(2, 2), Polynomial(4, 2), Polynomial(6, 3), Polynomial(9, 3), Polynomial(12, 4), Polynomial(16, 4)]
+
+
+def largest_norm(dtype: torch.dtype) -> float:
+    """Return the norm from which rounding, which squaring adds up, takes more than half of the digits."""
+    return torch.finfo(dtype).eps ** -0.5
+
+
+def widened(a: Tensor) -> Tensor:
+    """Return ``a`` in float64 (complex128) where that costs no more than a few times float32."""
+    fast = doubles(a.get_device()) if a.is_cuda else a.device.type == "cpu"
+    return widen(a) if fast else a
+
+
+def exponential_and_slope(a: Tensor, da: Tensor | None, tolerance: float, waiting: bool) -> Pair:
+    r"""Return $\exp(A)$, and $L(A, dA)$ if there is a dA.
+
+    Args:
+        a, da: ``(N, N)`` or ``(B, N, N)``.
+        tolerance: what the polynomial may leave out of the result.
+        waiting: whether the host may read norms. Otherwise the polynomial is the largest, and needless squarings are dropped.
+
+    Raises:
+        ValueError: if the norm is so large that rounding spoils the result. Without waiting it is NaN.
+    """
+    pair = Pair(a, da)
+    if a.numel() == 0:
+        return pair * 1
+    norm = torch.linalg.matrix_norm(a, 1)
+    limit = largest_norm(a.dtype)
+    if not waiting:
+        result = Pair(exponential(a)) if da is None else _without_waiting(pair, norm)
+        return result.where((norm <= limit)[..., None, None], result * math.nan)
+    largest = norm.max().item()
+    for few in POLYNOMIALS[:2]:
+        if largest <= few.radius(tolerance):
+            return _evaluated(few, [pair, pair @ pair])
+    if math.isnan(largest):
+        return pair * math.nan
+    if math.isinf(largest):
+        raise _too_large(largest, limit)
+    powers = [pair, pair @ pair]
+    powers.append(powers[1] @ pair)
+    # Powers bound the terms of the series better than the norm does: for a normal matrix they come near its largest eigenvalue.
+    norms = [torch.linalg.matrix_norm(power.value, 1) ** (1 / k) for k, power in enumerate(powers[1:], 2)]
+    norm = torch.maximum(*norms)
+    largest = norm.max().item()
+    if not largest <= limit:
+        raise _too_large(largest, limit)
+    tolerance = max(tolerance / max(1, largest), torch.finfo(a.dtype).eps / 4)
+    best = min(POLYNOMIALS[2:], key=lambda p: p.products + _squarings(largest / p.radius(tolerance)))
+    radius = best.radius(tolerance)
+    most = _squarings(largest / radius)
+    squarings = (norm / radius).clamp(min=1).log2().ceil().clamp(max=most)[..., None, None]
+    if most > 0:
+        scale = torch.exp2(-squarings)
+        powers = [power * scale**k for k, power in enumerate(powers, 1)]
+    result = _evaluated(best, powers)
+    alike = squarings.min().item() == most
+    for k in range(most):
+        square = result @ result
+        result = square if alike else square.where(squarings > k, result)
+    return result
+
+
+def _too_large(norm: float, limit: float) -> ValueError:
+    return ValueError(
+        f"matrix_exp: the norm of A is {norm:.2g}, and above {limit:.2g} rounding spoils exp(A). "
+        "Lower the learning rate, or decay the parameter."
+    )
+
+
+def _squarings(ratio: float) -> int:
+    return math.ceil(math.log2(max(ratio, 1)))
+
+
+def _without_waiting(pair: Pair, norm: Tensor) -> Pair:
+    """As :func:`.exponential.exponential`, with the slope."""
+    squarings = (norm / RADIUS).clamp(min=1).log2().ceil()[..., None, None]
+    scaled = pair * torch.exp2(-squarings)
+    square = scaled @ scaled
+    result = _evaluated(POLYNOMIALS[-1], [scaled, square, square @ scaled])
+    for k in range(most_squarings(pair.value)):
+        result = (result @ result).where(squarings > k, result)
+    return result
+
+
+def _evaluated(polynomial: Polynomial, powers: list[Pair]) -> Pair:
+    """Evaluate a polynomial from the first two or three powers."""
+    if polynomial.step == 4:
+        powers = [*powers, powers[1] @ powers[1]]
+    *low, top = powers
+    result = top * (1 / math.factorial(polynomial.degree))
+    for k in range(polynomial.degree - polynomial.step, -1, -polynomial.step):
+        for i, power in enumerate(low, 1):
+            result.add_(power, 1 / math.factorial(k + i))
+        result.value.diagonal(dim1=-2, dim2=-1).add_(1 / math.factorial(k))
+        if k > 0:
+            result = result @ top
+    return result
