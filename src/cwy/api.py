@@ -14,6 +14,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils import parametrize
 
 from . import init as inits
+from .ops.checks import check_tensor
 from .parametrizations import OrthogonalMap
 from .parametrizations.base import Free
 from .parametrizations.reflections import Length
@@ -27,7 +28,6 @@ _NEAR = 0.1
 """Weights with a smaller orthogonality error take their polar factor by default. Checkpoints in bfloat16 have 2e-3."""
 _FAR = 0.5
 """Weights with a smaller orthogonality error, entry by entry and as a whole, are not replaced without a warning."""
-_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
 
 
 class _Array(Protocol):
@@ -115,6 +115,11 @@ def orthogonal(
 
     before, start = weight.detach(), _initial(chart, weight, init, reflections, like)
     if isinstance(chart, OnManifold):
+        if any(step == 0 for step, length in zip(weight.stride(), weight.shape, strict=True) if length > 1):
+            raise ValueError(
+                f"orthogonal: method {method!r} writes to {name}, whose entries share memory (an expanded tensor). "
+                f"Make it a parameter of its own: nn.Parameter({name}.detach().clone(memory_format=torch.contiguous_format))."
+            )
         before.copy_(chart(start))
         keep(module, name, chart)
     else:
@@ -197,13 +202,9 @@ def _weight(module: nn.Module, name: str) -> Tensor:
         names = [n for n, p in module.named_parameters(recurse=False) if p.dim() > 1]
         hint = f"It has {', '.join(names)}." if names else "It has no matrix parameter of its own; pass the layer that has."
         raise ValueError(f"orthogonal: {type(module).__name__} has no parameter {name!r}. {hint}")
+    check_tensor("orthogonal", name, weight)
     if weight.dim() < 2 or weight.numel() == 0:
         raise ValueError(f"orthogonal: {name} must be a matrix (*, rows, columns), got shape {tuple(weight.shape)}.")
-    if weight.dtype not in _DTYPES:
-        raise TypeError(
-            f"orthogonal: {name} must be float16 to float64, bfloat16, complex64 or complex128, got {weight.dtype}. "
-            "Convert the module, e.g. with .float()."
-        )
     return weight
 
 

@@ -99,6 +99,8 @@ class OrthogonalMap(nn.Module):
         """Return a weight as matrices ``(*, N, M)``, or raise if its kind or shape is not the map's."""
         if not isinstance(weight, Tensor):
             raise TypeError(f"{self._call}: expected a torch.Tensor as weight, got {type(weight).__name__}.")
+        if weight.is_meta:
+            raise ValueError(f"{self._call}: a matrix on the meta device has no values. Pass one on a real device.")
         if weight.is_complex() and not self.dtype.is_complex:
             raise ValueError(f"{self._call}: the weight is real and can't become {weight.dtype}. Assign Q.real.")
         weight = weight.detach().to(device=self.device)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .. import ops
+from ..ops.checks import wrong_sign_in
 from ..ops.skew import cayley
 from ..ops.wy.inverse import nearest_orthogonal
 from ..registry import register
@@ -51,6 +52,14 @@ class SCORNN(SkewMap):
             raise ValueError(f"{self._call}: negatives must be a whole number between 0 and {n}, got {negatives!r}.")
         self.register_buffer("signs", torch.ones(*self.batch, n, dtype=self.dtype, device=self.device))
         self.signs[..., n - negatives :] = -1
+
+    def _load_from_state_dict(
+        self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+    ) -> None:
+        if wrong := wrong_sign_in(state_dict, prefix):
+            error_msgs.append(wrong)
+            return
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
 
     def matrix(self, x: Tensor) -> Tensor:
         return (cayley(self.skew(x)) * self.signs.unsqueeze(-2)).to(x.dtype)

@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from ..ops.checks import wrong_sign_in
 from ..ops.wy.inverse import vectors_near
 from ..testing import double
 from .base import Free, OrthogonalMap
@@ -63,6 +64,14 @@ class ReflectionMap(OrthogonalMap):
             )
         if not self.dtype.is_complex:
             self.register_buffer("signs", torch.ones(*self.batch, self.m, dtype=self.dtype, device=self.device))
+
+    def _load_from_state_dict(
+        self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+    ) -> None:
+        if wrong := wrong_sign_in(state_dict, prefix):
+            error_msgs.append(wrong)
+            return
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
 
     @property
     def may_have_fewer(self) -> bool:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from .. import dispatch
+from ..checks import check_tensor, wrong_sign
 from . import autograd, composite, cuda, reference
 
 dispatch.provide(
@@ -29,15 +30,12 @@ def _check(call: str, name: str, x: Tensor, dims: int) -> Tensor:
     """``x`` in the dtype it is computed in: half precision becomes float32."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{call}: {name} must be a torch.Tensor, got {type(x).__name__}.")
+    check_tensor(call, name, x)
     if x.dim() < dims:
         shape = "(*, N, L)" if dims == 2 else "(*, N)"
         raise ValueError(f"{call}: {name} must have shape {shape}, got {tuple(x.shape)}.")
-    if not (x.is_floating_point() or x.is_complex()):
-        raise TypeError(f"{call}: {name} must be floating-point or complex, got {x.dtype}. Convert it, e.g. {name}.float().")
     if x.dtype in (torch.float16, torch.bfloat16):
         return x.float()
-    if x.dtype == torch.complex32:
-        raise TypeError(f"{call}: complex32 is not supported. Use complex64.")
     return x
 
 
@@ -51,6 +49,16 @@ def _check_signs(call: str, signs: Tensor | None, shape: tuple[int, ...], device
         raise ValueError(f"{call}: signs must have one number a column of the result, {shape}, got {tuple(signs.shape)}.")
     if signs.device != device:
         raise ValueError(f"{call}: signs must be on {device}, as v is, got {signs.device}. Use signs.to({str(device)!r}).")
+    if signs.dtype == torch.bool:
+        raise TypeError(f"{call}: signs must be ±1, got {signs.dtype}. Use torch.where(signs, -1, 1) if True stands for -1.")
+    if _readable(signs) and (wrong := wrong_sign(signs)) is not None:
+        raise ValueError(f"{call}: signs must be ±1 (complex: of modulus 1), got {wrong}. Use torch.sgn(signs).")
+
+
+def _readable(x: Tensor) -> bool:
+    """Whether values can be read at once: on a CPU, outside compilers, transforms and modes."""
+    plain = type(x) in (Tensor, torch.nn.Parameter) and x.device.type == "cpu" and torch._C._has_storage(x)
+    return plain and torch._C._len_torch_dispatch_stack() == 0 and dispatch.why_only_aten(x) is None
 
 
 def _signed(name: str, v: Tensor, work: Tensor, signs: Tensor | None, backend: str) -> Tensor:
@@ -102,7 +110,8 @@ def cwy_matrix(v: Tensor, *, signs: Tensor | None = None, backend: str = "auto")
 
     Args:
         v: ``(*, N, L)``, the reflection vectors as columns. A zero column stands for no reflection.
-        signs: ``(*, N)``, ±1, with which the columns of Q are multiplied, if given; complex ones are of modulus 1.
+        signs: ``(*, N)``, ±1, with which the columns of Q are multiplied, if given; complex ones are of modulus 1. Others are
+            refused on a CPU. On a GPU, where a check would synchronize with the host, they scale the columns.
         backend: "auto", or one of those that ``cwy info`` lists.
 
     Returns:
@@ -171,6 +180,8 @@ def cwy_multiply(v: Tensor | WY, x: Tensor, adjoint: bool = False, *, backend: s
     vectors = v.u if isinstance(v, WY) else v
     work = _check("cwy_multiply", "v", vectors, 2)
     rows = _check("cwy_multiply", "x", x, 1)
+    if x.device != vectors.device:
+        raise ValueError(f"cwy_multiply: x must be on {vectors.device}, as v is, got {x.device}.")
     batch, n = vectors.shape[:-2], vectors.shape[-2]
     if x.shape[-1] != n or x.shape[:-1][: len(batch)] != batch:
         raise ValueError(

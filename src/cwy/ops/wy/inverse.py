@@ -7,21 +7,24 @@ from torch import Tensor
 
 from ...testing import double, matrix_error
 from .. import dispatch
+from ..checks import check_tensor
 
 
 def check_orthonormal(call: str, q: Tensor) -> None:
     """Raises unless ``q (*, N, M)`` is finite and has orthonormal columns, as far as its dtype can tell."""
-    if not isinstance(q, Tensor) or q.dim() < 2:
+    if not isinstance(q, Tensor) or (not q.is_nested and q.dim() < 2):
         got = f"shape {tuple(q.shape)}" if isinstance(q, Tensor) else type(q).__name__
         raise ValueError(f"{call}: expected a matrix (*, N, M), got {got}.")
-    if not (q.is_floating_point() or q.is_complex()):
-        raise TypeError(f"{call}: expected a floating-point or complex matrix, got {q.dtype}. Convert it, e.g. with .float().")
+    check_tensor(call, "the matrix", q)
+    if q.is_meta:
+        raise ValueError(f"{call}: a matrix on the meta device has no values. Pass one on a real device.")
     if q.shape[-2] < q.shape[-1]:
         raise ValueError(f"{call}: expected N >= M, got N = {q.shape[-2]}, M = {q.shape[-1]}. Pass the transpose.")
     if not q.isfinite().all():
         raise ValueError(f"{call}: the matrix has NaN or infinite entries.")
     error, tolerance = matrix_error(q), torch.finfo(q.dtype).eps ** 0.5
-    if error > tolerance:
+    # Written so that a NaN is refused.
+    if not error <= tolerance:
         raise ValueError(
             f"{call}: the matrix is not orthogonal: max|QᴴQ - I| is {error:.2g}, allowed for {q.dtype} is {tolerance:.2g}. "
             "Orthogonalise it first, e.g. with torch.linalg.qr."

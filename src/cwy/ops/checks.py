@@ -1,0 +1,40 @@
+"""What every function asks of a tensor, and of signs."""
+
+import torch
+from torch import Tensor
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
+
+
+def check_tensor(call: str, name: str, x: Tensor) -> None:
+    """Raise unless ``x`` is a dense tensor of a dtype that the library computes in."""
+    if x.is_nested:
+        raise TypeError(f"{call}: {name} must not be nested. Use torch.nested.to_padded_tensor, or one call for each part.")
+    if x.layout != torch.strided:
+        raise TypeError(f"{call}: {name} must be dense, got {x.layout}. Use .to_dense().")
+    if x.dtype not in DTYPES:
+        raise TypeError(
+            f"{call}: {name} must be float16 to float64, bfloat16, complex64 or complex128, got {x.dtype}. "
+            "Convert it, e.g. with .float()."
+        )
+
+
+def wrong_sign(signs: Tensor) -> str | None:
+    """Return the first of the signs that is not ±1 (complex: not of modulus 1), as text, or None. It reads values."""
+    if signs.is_complex():
+        right = (signs.abs() - 1).abs() <= 8 * torch.finfo(signs.dtype).eps
+    else:
+        right = signs.abs() == 1
+    if right.all():
+        return None
+    return str(signs[~right][0].item())
+
+
+def wrong_sign_in(state: dict[str, Tensor], prefix: str) -> str | None:
+    """Return an error if the signs of a state dict are not ±1, or None."""
+    key = f"{prefix}signs"
+    signs = state.get(key)
+    if not isinstance(signs, Tensor) or signs.is_meta:
+        return None
+    wrong = wrong_sign(signs)
+    return None if wrong is None else f"{key} must be ±1, got {wrong}: the file is damaged, or of another model."
