@@ -4,6 +4,7 @@ import threading
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from cwy.ops import cwy_matrix, cwy_multiply, tcwy_matrix
 from cwy.ops.precision import full_precision
@@ -79,6 +80,52 @@ def test_the_flag_comes_back_from_many_threads():
         assert torch.get_float32_matmul_precision() == "high"
     finally:
         torch.set_float32_matmul_precision("highest")
+
+
+class Products(TorchDispatchMode):
+    """Collects the precision at which torch's own products run. Those inside our ops hold their own."""
+
+    def __init__(self):
+        super().__init__()
+        self.precisions = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.bmm, torch.ops.aten.addmm, torch.ops.aten.baddbmm):
+            self.precisions.append(torch.backends.mkldnn.matmul.fp32_precision)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("size", [5, 8])
+@pytest.mark.parametrize("name", ["matrix", "truncated", "multiply"])
+def test_second_derivatives_hold_full_precision(name, size):
+    """Autograd runs the products of a recorded backward pass outside our functions."""
+    x = torch.randn(3, 8)
+    call = {"matrix": cwy_matrix, "truncated": tcwy_matrix, "multiply": lambda v: cwy_multiply(v, x)}[name]
+    v = torch.randn(8, size, requires_grad=True)
+    torch.set_float32_matmul_precision("medium")
+    try:
+        with Products() as seen:
+            (first,) = torch.autograd.grad(call(v).sin().sum(), v, create_graph=True)
+            (second,) = torch.autograd.grad(first.square().sum(), v, create_graph=True)
+            second.square().sum().backward()
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert set(seen.precisions) <= {"ieee"}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n", [200, 700])
+def test_second_derivatives_hold_full_precision_on_a_gpu(n):
+    found = []
+    torch.set_float32_matmul_precision("high")
+    try:
+        for dtype in (torch.float32, torch.float64):
+            v = torch.randn(n, n, generator=torch.Generator().manual_seed(0)).to("cuda", dtype).requires_grad_()
+            (first,) = torch.autograd.grad(cwy_matrix(v).sin().sum(), v, create_graph=True)
+            found.append(torch.autograd.grad(first.square().sum(), v)[0])
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert (found[0] - found[1]).norm() <= 1e-4 * found[1].norm()
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -129,6 +129,15 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
     return matmul_op(a, b) if opaque() else torch.matmul(a, b)
 
 
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """Return ``a @ b`` for equal batch dimensions in a backward pass.
+
+    A backward pass that autograd records is differentiated outside of :func:`full_precision`. The op holds it there, too.
+    """
+    recorded = torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active()
+    return matmul_op(a, b) if recorded else a @ b
+
+
 class _Matmul(Function):
     @staticmethod
     def forward(ctx, a, b):

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from .precision import below_autograd, define, matmul_op, opaque
+from .precision import below_autograd, define, matmul_op, opaque, product
 
 # Matrices up to this size are inverted by one triangular solve; larger ones by halves, in products, which are faster.
 _BLOCK = {"cpu": 64}
@@ -53,7 +53,7 @@ def _invert_into(t: Tensor, s: Tensor, block: int) -> None:
 def times(a: Tensor, t: Tensor, upper: bool = True) -> Tensor:
     """``a @ t`` for an upper- (or lower-) triangular t."""
     if not _halved(a, t):
-        return a @ t
+        return product(a, t)
     out = a.new_empty(a.shape[0], t.shape[1])
     _times_into(out, a, t, upper)
     return out
@@ -62,7 +62,7 @@ def times(a: Tensor, t: Tensor, upper: bool = True) -> Tensor:
 def upper_product(a: Tensor, b: Tensor) -> Tensor:
     """``a.mH @ b`` on and above the diagonal; below it stands anything."""
     if not _halved(a, b):
-        return a.mH @ b
+        return product(a.mH, b)
     out = a.new_empty(a.shape[1], b.shape[1])
     _upper_into(out, a.mH, b)
     return out

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from ..precision import in_full_precision
+from ..precision import in_full_precision, product
 from ..triangular import blocked_inverse, times, upper_product, widen_if_cheap
 from .composite import normalise, s_from
 
@@ -57,9 +57,9 @@ def _pull_back(
 ) -> Tensor | None:
     """The gradient of v from those of u (``du``, ``gu``), of S (``d``) and of t (``gt``)."""
     if gt is not None:
-        d = _plus(d, -(t.mH @ gt @ t.mH).triu(1))
+        d = _plus(d, -product(product(t.mH, gt), t.mH).triu(1))
     if d is not None:
-        du = _plus(du, u @ (d + d.mH))
+        du = _plus(du, product(u, d + d.mH))
     if gu is not None:
         du = gu if du is None else du + gu
     if du is None:
@@ -117,11 +117,11 @@ def _matrix_backward(v, u, t, reciprocal, q, z, gu, gt, y=None):
         y = times(u, t.mH, upper=False)
     if u.shape[-1] < u.shape[-2]:
         w = times(u, t)
-        a = z @ y
-        return _pull_back(v, u, t, reciprocal, -a - z.mH @ w, upper_product(w, a).triu(1), gu, gt)
+        a = product(z, y)
+        return _pull_back(v, u, t, reciprocal, -a - product(z.mH, w), upper_product(w, a).triu(1), gu, gt)
     # L >= N: only the tangent part of z matters, and one product with Q finds it. X is twice the README's, K 2K^H.
-    omega = q.mH @ z
-    x = (omega - omega.mH) @ y
+    omega = product(q.mH, z)
+    x = product(omega - omega.mH, y)
     k = upper_product(x, y)
     low = k.triu(1)
     if k.is_complex():
@@ -152,14 +152,15 @@ def _truncated_backward(v, u, t, reciprocal, z, gu, gt):
     if z is None:
         return _pull_back(v, u, t, reciprocal, None, None, gu, gt)
     m = u.shape[-1]
-    c = u.mH @ z
-    y1 = u[..., :m, :] @ t.mH
-    du, top = -(z @ y1), c.mH @ t
+    c = product(u.mH, z)
+    y1 = product(u[..., :m, :], t.mH)
+    du = -product(z, y1)
+    top = product(c.mH, t)
     if torch.is_grad_enabled():
         du = du - torch.nn.functional.pad(top, (0, 0, 0, u.shape[-2] - m))
     else:
         du.narrow(-2, 0, m).sub_(top)
-    return _pull_back(v, u, t, reciprocal, du, (t.mH @ c @ y1).triu(1), gu, gt)
+    return _pull_back(v, u, t, reciprocal, du, product(product(t.mH, c), y1).triu(1), gu, gt)
 
 
 class _Multiply(Function):
@@ -184,14 +185,14 @@ def _multiply_backward(v, u, t, reciprocal, x, gy, gu, gt, adjoint, needs):
     if gy is None:
         return _pull_back(v, u, t, reciprocal, None, None, gu, gt), None
     forward, back = (t.conj(), t.mT) if adjoint else (t.mT, t.conj())
-    g = -(gy @ u.conj()) @ back
-    dx = gy + g @ u.mT if needs[1] else None
+    g = -product(product(gy, u.conj()), back)
+    dx = gy + product(g, u.mT) if needs[1] else None
     if not needs[0]:
         return None, dx
-    c = (x @ u.conj()) @ forward
-    d = -(c.mT @ g.conj() if adjoint else g.mT @ c.conj()).triu(1)
-    du = x.mT @ g.conj() - gy.mT @ c.conj()
-    return _pull_back(v, u, t, reciprocal, du, d, gu, gt), dx
+    c = product(product(x, u.conj()), forward)
+    d = product(c.mT, g.conj()) if adjoint else product(g.mT, c.conj())
+    du = product(x.mT, g.conj()) - product(gy.mT, c.conj())
+    return _pull_back(v, u, t, reciprocal, du, -d.triu(1), gu, gt), dx
 
 
 def wy_factors(v: Tensor) -> tuple[Tensor, Tensor]:
