@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 import cwy
 from cwy.ops.exponential import exponential
+from cwy.ops.frechet import exponential_and_slope
 from cwy.ops.skew import matrix_exp
 
 
@@ -43,6 +44,16 @@ def test_it_is_so_for_matrices_that_are_not_normal_and_has_an_end():
     assert torch.autograd.gradcheck(exponential, flat)
     assert exponential(torch.zeros(0, 4, 4)).shape == (0, 4, 4)
     assert exponential(torch.zeros(2, 0, 0)).shape == (2, 0, 0)
+
+
+def test_the_derivative_is_the_same_without_waiting():
+    a = skew(3, 5, 5) * torch.tensor([1e-3, 1, 20], dtype=torch.float64)[:, None, None]
+    slope = torch.randn_like(a)
+    ours, plain = (exponential_and_slope(a, slope, tolerance=1e-17, waiting=waiting) for waiting in (False, True))
+    truth = torch.func.jvp(torch.linalg.matrix_exp, (a,), (slope,))
+    for value, derivative in ((ours.value, ours.slope), (plain.value, plain.slope)):
+        torch.testing.assert_close(value, truth[0], atol=1e-12, rtol=0)
+        torch.testing.assert_close(derivative, truth[1], atol=1e-12, rtol=0)
 
 
 @pytest.mark.gpu

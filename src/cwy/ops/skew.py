@@ -155,8 +155,12 @@ def _matrix_exp_slope(a: Tensor, da: Tensor) -> Tensor:
 def _exponential(a: Tensor, da: Tensor | None) -> Pair:
     n = a.shape[-1]
     waiting = not (a.is_cuda and n <= LARGEST and _no_waiting())
-    wide = [None if x is None else widened(x.reshape(-1, n, n) if x.dim() > 3 else x) for x in (a, da)]
-    return exponential_and_slope(*wide, tolerance=torch.finfo(a.dtype).eps / 16, waiting=waiting)
+    tolerance = torch.finfo(a.dtype).eps / 16
+    if a.dim() > 3:
+        a = a.reshape(-1, n, n)
+        da = None if da is None else da.reshape(-1, n, n)
+    wide = None if da is None else widened(da)
+    return exponential_and_slope(widened(a), wide, tolerance, waiting)
 
 
 def _no_waiting() -> bool:
