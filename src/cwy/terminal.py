@@ -47,6 +47,8 @@ def writable(folder: Path) -> Path:
 def whole(path: Path) -> Generator[Path]:
     """Another name to write a file by; it takes the place of ``path`` once it is complete."""
     partial = path.with_name(f".{path.name}.partial")
+    # Of an attempt that was ended, or a link that somebody put there to be written through.
+    partial.unlink(missing_ok=True)
     try:
         yield partial
         os.replace(partial, path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,9 @@ from . import files
 from .files import Damaged
 
 KEEP = 2
+NAME = re.compile(r"step-[0-9]{8,12}\.pt")
+
+LONGEST_HASH = 4096
 
 
 def save(folder: Path, step: int, state: dict[str, Any]) -> Path:
@@ -21,6 +25,7 @@ def save(folder: Path, step: int, state: dict[str, Any]) -> Path:
 
     A failure leaves the checkpoints before as they were.
     """
+    files.refuse_link(folder)
     folder.mkdir(exist_ok=True)
     path = folder / f"step-{step:08d}.pt"
     if path.exists():
@@ -42,10 +47,10 @@ def save(folder: Path, step: int, state: dict[str, Any]) -> Path:
 def read(path: Path) -> bytes:
     """The bytes of a checkpoint, checked against its hash."""
     try:
-        expected = _hash_of(path).read_text(encoding="ascii", errors="replace").split()[0]
+        expected = files.read(_hash_of(path), LONGEST_HASH).decode("ascii", "replace").split()[0]
     except (FileNotFoundError, IndexError):
         raise Damaged(f"{path} is damaged: its hash {_hash_of(path).name} is missing.") from None
-    content = path.read_bytes()
+    content = files.read(path)
     if hashlib.sha256(content).hexdigest() != expected:
         raise Damaged(f"{path} is damaged: its bytes are not those of its sha256.")
     return content
@@ -61,6 +66,7 @@ def last(folder: Path, say: Callable[[str], object]) -> bytes:
 
     Where there are checkpoints but none is whole, it raises: nothing is started again silently.
     """
+    files.refuse_link(folder)
     paths = listed(folder)
     for path in paths:
         try:
@@ -79,7 +85,13 @@ def last(folder: Path, say: Callable[[str], object]) -> bytes:
 
 def listed(folder: Path) -> list[Path]:
     """The checkpoints in a folder, the newest first."""
-    return sorted(folder.glob("step-*.pt"), reverse=True)
+    named = (path for path in folder.glob("step-*.pt") if NAME.fullmatch(path.name))
+    return sorted(named, key=step_of, reverse=True)
+
+
+def step_of(path: Path) -> int:
+    """The step in a checkpoint's name."""
+    return int(path.stem.removeprefix("step-"))
 
 
 def _hash_of(path: Path) -> Path:

@@ -4,8 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import stat
+import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
+
+LONGEST_JSON = 64 << 20
+"""The most bytes that a JSON file of a run may have."""
+
+# Windows has no O_NOFOLLOW. There O_EXCL refuses a link at the name of a new file.
+_PLAINLY = os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+_CREATE = _PLAINLY | os.O_CREAT | os.O_EXCL
+_APPEND = _PLAINLY | os.O_APPEND
 
 
 class Damaged(ValueError):
@@ -13,10 +23,15 @@ class Damaged(ValueError):
 
 
 def write(path: Path, content: bytes) -> None:
-    """Writes to a temporary name, flushes to the disk and renames: a kill at any moment leaves the old file or the new."""
+    """Write to a temporary name, flush to the disk and rename.
+
+    A kill at any moment leaves the old file or the new one. A link at either name is replaced,
+    and what it leads to is left as it is.
+    """
     partial = path.with_name(f".{path.name}.partial")
+    partial.unlink(missing_ok=True)
     try:
-        with partial.open("wb") as file:
+        with os.fdopen(os.open(partial, _CREATE, 0o666), "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -27,24 +42,51 @@ def write(path: Path, content: bytes) -> None:
     _flush_folder(path.parent)
 
 
+def append_to(path: Path) -> BinaryIO:
+    """Open a file that is there to add to its end; a link raises ``OSError``."""
+    return os.fdopen(os.open(path, _APPEND), "ab")
+
+
+def refuse_link(path: Path) -> None:
+    """Raise if a link lies at a path where a run would write a folder of its own."""
+    if path.is_symlink():
+        raise Damaged(f"{path} is a link: a run writes only into its own folder. Delete the link.")
+
+
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """A dictionary as JSON, as :func:`write` writes."""
     write(path, (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
 
 
+def read(path: Path, longest: int | None = None) -> bytes:
+    """Read a regular file; anything else there, or more bytes than ``longest``, is damage."""
+    found = path.stat()
+    # A folder raises below. A pipe or a device would be read for ever.
+    if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
+        raise Damaged(f"{path} is damaged: it is no regular file.")
+    if longest is not None and found.st_size > longest:
+        raise Damaged(f"{path} is damaged: it has {found.st_size:,} bytes, above {longest:,}.")
+    return path.read_bytes()
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """What :func:`write_json` wrote."""
+    content = read(path, LONGEST_JSON)
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(content.decode("utf-8"))
+    except RecursionError:
+        raise Damaged(f"{path} is damaged: its brackets are nested too deep.") from None
     except ValueError as error:
         raise Damaged(f"{path} is damaged: {error}.") from None
-    if not isinstance(content, dict):
+    if not isinstance(found, dict):
         raise Damaged(f"{path} is damaged: it holds no JSON object.")
-    return content
+    return found
 
 
 def _flush_folder(folder: Path) -> None:
-    # The rename itself reaches the disk with the folder.
+    # The rename itself reaches the disk with the folder. Windows opens no folders.
+    if sys.platform == "win32":
+        return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from .checkpoint import step_of
 from .run import CONFIG, Folder
 
 
@@ -39,7 +40,7 @@ def _cells(folder: Folder) -> list[str]:
     final = finals.get("test") or finals.get("validation") or finals.get("train") or {}
     best = record["best"] if record else None
     saved = folder.last_checkpoint()
-    step = max(rows[-1]["step"] if rows else 0, int(saved.stem.removeprefix("step-")) if saved else 0)
+    step = max(rows[-1]["step"] if rows else 0, step_of(saved) if saved else 0)
     return [
         f"{settings.task}/{settings.name}",
         settings.method,

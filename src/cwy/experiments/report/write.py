@@ -8,7 +8,7 @@ from html import escape
 from itertools import chain
 from pathlib import Path
 
-from ...terminal import whole
+from ..engine import files
 from . import figure
 from .describe import Picture
 from .page import page
@@ -25,20 +25,19 @@ def write(runs: Sequence[Run], out: Path, damaged: Sequence[str] = ()) -> list[P
     """
     panels = arrange(runs)
     drawn = {panel.slug: _figures(panel) for panel in panels}
-    files: dict[str, bytes] = {}
+    made: dict[str, bytes] = {}
     for name, one, _ in chain.from_iterable(drawn.values()):
-        files |= {f"{name}.png": figure.png(one), f"{name}.svg": figure.svg(one).encode()}
+        made |= {f"{name}.png": figure.png(one), f"{name}.svg": figure.svg(one).encode()}
     shown = {panel.slug: panel.description.pictures(panel.series) for panel in panels}
-    files |= {f"{slug}-{one.name}": one.content for slug, pictures in shown.items() for one in pictures}
+    made |= {f"{slug}-{one.name}": one.content for slug, pictures in shown.items() for one in pictures}
     inlined = {
         slug: [*(figure.inline(one, name, text) for name, one, text in figures), *map(_image, shown[slug])]
         for slug, figures in drawn.items()
     }
-    files = {PAGE: page(panels, inlined, damaged).encode(), **files}
-    for name, content in files.items():
-        with whole(out / name) as partial:
-            partial.write_bytes(content)
-    return [out / name for name in files]
+    made = {PAGE: page(panels, inlined, damaged).encode(), **made}
+    for name, content in made.items():
+        files.write(out / name, content)
+    return [out / name for name in made]
 
 
 def elements(panel: Panel) -> list[str]:
