@@ -25,13 +25,28 @@ def steady() -> Console:
     return Steady(highlight=False, markup=False)
 
 
+def printable(text: object, keep: str = "") -> str:
+    """Return a text in which escape codes and all else that a terminal would obey are spelled out.
+
+    Args:
+        text: what to print, often with names from files.
+        keep: characters that stay, such as the ends of lines.
+
+    Example:
+        >>> printable("run\\x1b[2J")
+        'run\\\\x1b[2J'
+    """
+    return "".join(c if c.isprintable() or c in keep else ascii(c)[1:-1] for c in str(text))
+
+
 @contextmanager
 def plainly(error: type[Exception], what: str = "") -> Generator[None]:
     """Ends the command with one line, not a traceback, where such an error is the user's to mend."""
     try:
         yield
     except error as mistake:
-        sys.exit(f"cwy: {what}{getattr(mistake, 'strerror', None) or mistake}")
+        told = getattr(mistake, "strerror", None) or mistake
+        sys.exit(printable(f"cwy: {what}{told}", keep="\n"))
 
 
 def writable(folder: Path) -> Path:

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
-from ..terminal import plainly, writable
+from ..terminal import plainly, printable, writable
 
 # The command line says what is missing; the annotations below are read only once typer is there.
 with suppress(ImportError):
@@ -182,7 +182,7 @@ def report(
     with plainly(OSError, f"cannot write to the folder --out {where}: "):
         written = write(runs, writable(where), damaged)
     for path in written:
-        print(f"{'The report' if path.suffix == '.html' else 'The figure'}: {path}")
+        print(f"{'The report' if path.suffix == '.html' else 'The figure'}: {printable(path)}")
     if damaged:
         sys.exit("\n".join(f"cwy: left out: {told}" for told in damaged))
 
@@ -251,9 +251,9 @@ def _run(command: Callable[..., int]) -> None:
         try:
             sys.exit(command(engine, Console(highlight=False, markup=False), stop))
         except (engine.ConfigError, engine.RunError) as error:
-            sys.exit(f"cwy: {error}")
+            sys.exit(printable(f"cwy: {error}", keep="\n"))
         except (engine.Diverged, engine.Stopped) as error:
-            print(f"cwy: {error}", file=sys.stderr)
+            print(printable(f"cwy: {error}", keep="\n"), file=sys.stderr)
             sys.exit(error.status)
 
 

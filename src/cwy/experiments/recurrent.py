@@ -31,7 +31,7 @@ class RecurrentConfig(Config):
         base_every: K of "dtriv", the steps after which its base moves; None is ∞.
     """
 
-    hidden_size: int = 190
+    hidden_size: int = field(default=190, metadata={"most": 10**6})
     reflections: int | None = None
     init: str | None = None
     nonlinearity: str = field(default="modrelu", metadata={"choices": tuple(NONLINEARITIES)})

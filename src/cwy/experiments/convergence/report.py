@@ -39,12 +39,13 @@ def slope(run: Run) -> tuple[float, float] | None:
 def _lines(axes: Axes, series: Sequence[Series]) -> None:
     """The fitted slope along the last decade of each curve, and the theorem's from where that begins."""
     for one in series:
-        fits = [fit for run in one.runs if (fit := slope(run))]
-        steps, _ = one.runs[0].curve("test", "minimum")
-        if not fits:
+        fitted = [run for run in one.runs if slope(run)]
+        if not fitted:
             continue
+        fits = [fit for run in fitted if (fit := slope(run))]
+        steps, _ = fitted[0].curve("test", "minimum")
         ends = steps[-1] / 10, steps[-1]
-        last = math.exp(mean(math.log(run.curve("test", "minimum")[1][-1]) for run in one.runs))
+        last = math.exp(mean(math.log(run.curve("test", "minimum")[1][-1]) for run in fitted))
         first = last * 10 ** -mean(fit[0] for fit in fits)
         style: dict[str, Any] = {"color": axes.spines["left"].get_edgecolor(), "linewidth": 1.4}
         axes.plot(ends, (first, last), linestyle=(0, (1, 1)), label=f"fit of {one.label}: slope {_told(one)}", **style)

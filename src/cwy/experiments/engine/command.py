@@ -14,7 +14,7 @@ from rich.console import Console
 
 from ..data import DataError
 from . import task
-from .config import ConfigError
+from .config import ConfigError, blaming_memory
 from .display import Display
 from .distributed import Group
 from .files import Damaged
@@ -146,10 +146,11 @@ def _train(
     settings: Settings, folder: Folder, group: Group, stop: Stop, display: Display, leave: Callable[[], str]
 ) -> dict[str, Any]:
     try:
-        with stop.ending(leave):
-            loop = Loop(settings, folder, group, display)
-        with _writing(folder):
-            return loop.run(stop, leave)
+        with blaming_memory():
+            with stop.ending(leave):
+                loop = Loop(settings, folder, group, display)
+            with _writing(folder):
+                return loop.run(stop, leave)
     except (ConfigError, DataError, Damaged) as error:
         raise RunError(str(error)) from error
 

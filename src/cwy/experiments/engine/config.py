@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
@@ -14,6 +15,13 @@ from typing import Any, Self, get_args, get_type_hints
 
 SHOWN = 32
 """The most names that an error lists."""
+SHOWN_DIGITS, SHOWN_LETTERS = 40, 200
+LARGEST = 10**9
+"""The largest whole number that a setting may be."""
+
+
+NO_MEMORY = r"(?i)out of memory|can't allocate memory|not enough memory|invalid size|overflow|too large"
+"""How torch's errors begin where a tensor does not fit."""
 
 
 class ConfigError(ValueError):
@@ -47,9 +55,15 @@ class Config:
         for f in fields(self):
             value, choices = getattr(self, f.name), f.metadata.get("choices")
             if choices and value not in choices:
-                raise ConfigError(f"{f.name} must be {one_of(choices)}, got {value!r}.{_near(value, choices)}")
-            if isinstance(value, int | float) and not (math.isfinite(value) and (value > 0 or isinstance(value, bool))):
+                raise ConfigError(f"{f.name} must be {one_of(choices)}, got {_cut(value)}.{_near(value, choices)}")
+            if isinstance(value, int) and value > f.metadata.get("most", LARGEST):
+                raise ConfigError(f"{f.name} must be at most {f.metadata.get('most', LARGEST):,}, got {_cut(value)}.")
+            if isinstance(value, float) and not math.isfinite(value):
                 raise ConfigError(f"{f.name} must be positive and finite, got {value!r}.")
+            if isinstance(value, int | float) and not isinstance(value, bool) and value <= 0:
+                raise ConfigError(f"{f.name} must be positive and finite, got {_cut(value)}.")
+            if isinstance(value, str) and not value.isprintable():
+                raise ConfigError(f"{f.name} must be a text without control characters, got {_cut(value)}.")
 
     def with_settings(self, assignments: Iterable[str]) -> Self:
         """This config with ``key=value`` texts applied, each read by the type of its field.
@@ -72,9 +86,7 @@ class Config:
         """The config that :meth:`to_dict` wrote; an unknown or missing key, or a value of another type, raises."""
         for key, value in values.items():
             check_key(cls, key)
-            # JSON writes 1.0 as 1 nowhere, but people do.
-            if type(value) not in _kinds(cls)[key] and not (type(value) is int and float in _kinds(cls)[key]):
-                raise ConfigError(f"{key} must be {_describe(_kinds(cls)[key])}, got {value!r}.")
+            check_type(cls, key, value)
         missing = [f.name for f in fields(cls) if f.name not in values and f.default is MISSING]
         if missing:
             raise ConfigError(f"the settings lack {', '.join(missing)}.")
@@ -98,11 +110,34 @@ def blaming_settings() -> Generator[None]:
         raise ConfigError(str(error)) from error
 
 
+@contextmanager
+def blaming_memory() -> Generator[None]:
+    """Name the settings where a run needs more memory than there is."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        reason = (str(error).strip() or "out of memory").splitlines()[0]
+        if isinstance(error, RuntimeError) and not re.search(NO_MEMORY, reason):
+            raise
+        raise ConfigError(
+            f"the run needs more memory than there is: {reason[:SHOWN_LETTERS]}. "
+            "Smaller sizes, such as batch_size, hidden_size and T, need less."
+        ) from error
+
+
 def check_key(cls: type[Config], key: str) -> None:
     """Raises, with the nearest names, unless the config has this key."""
     known = [f.name for f in fields(cls)]
     if key not in known:
-        raise ConfigError(f"unknown setting {key!r}.{_near(key, known)} Known: {', '.join(known)}.")
+        raise ConfigError(f"unknown setting {_cut(key)}.{_near(key, known)} Known: {', '.join(known)}.")
+
+
+def check_type(cls: type[Config], key: str, value: object) -> None:
+    """Raise unless a value has the type of the config's field."""
+    kinds = _kinds(cls)[key]
+    # JSON writes 1.0 as 1 nowhere, but people do.
+    if type(value) not in kinds and not (type(value) is int and float in kinds):
+        raise ConfigError(f"{key} must be {_describe(kinds)}, got {_cut(value)}.")
 
 
 def choose(what: str, name: str, known: Iterable[str]) -> str:
@@ -110,7 +145,7 @@ def choose(what: str, name: str, known: Iterable[str]) -> str:
     known = list(known)
     if name not in known:
         more = f" and {len(known) - SHOWN} more" if len(known) > SHOWN else ""
-        raise ConfigError(f"unknown {what} {name!r}.{_near(name, known)} Known: {', '.join(known[:SHOWN])}{more}.")
+        raise ConfigError(f"unknown {what} {_cut(name)}.{_near(name, known)} Known: {', '.join(known[:SHOWN])}{more}.")
     return name
 
 
@@ -138,7 +173,15 @@ def _read(key: str, kinds: tuple[type, ...], text: str) -> Any:
                 pass
     if str in kinds:
         return text
-    raise ConfigError(f"{key} must be {_describe(kinds)}, got {text!r}.")
+    raise ConfigError(f"{key} must be {_describe(kinds)}, got {_cut(text)}.")
+
+
+def _cut(value: object) -> str:
+    """Spell out a value, but not all of one that fills the screen."""
+    if isinstance(value, int) and abs(value) > 10**SHOWN_DIGITS:
+        return "a number too large to show"
+    text = repr(value)
+    return text if len(text) <= SHOWN_LETTERS else f"{text[:SHOWN_LETTERS]}…"
 
 
 def _describe(kinds: tuple[type, ...]) -> str:
@@ -147,5 +190,5 @@ def _describe(kinds: tuple[type, ...]) -> str:
 
 
 def _near(name: object, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(str(name), list(known), n=2, cutoff=0.5)
+    near = difflib.get_close_matches(str(name)[:SHOWN_LETTERS], list(known), n=2, cutoff=0.5)
     return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""

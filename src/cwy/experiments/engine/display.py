@@ -7,6 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from ...terminal import printable
 from .task import Settings
 
 
@@ -57,7 +58,7 @@ class Display:
     def say(self, text: str) -> None:
         """A sentence, above the bar."""
         if self.console is not None:
-            self.console.print(text, soft_wrap=True)
+            self.console.print(printable(text, keep="\n"), soft_wrap=True)
 
     def end(self) -> None:
         if self._progress is not None:

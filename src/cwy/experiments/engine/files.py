@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any, BinaryIO
 
 LONGEST_JSON = 64 << 20
 """The most bytes that a JSON file of a run may have."""
+LONGEST_SLUG = 80
 
 # Windows has no O_NOFOLLOW. There O_EXCL refuses a link at the name of a new file.
 _PLAINLY = os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
@@ -40,6 +42,17 @@ def write(path: Path, content: bytes) -> None:
         partial.unlink(missing_ok=True)
         raise
     _flush_folder(path.parent)
+
+
+def slug(text: str) -> str:
+    """Return a name of letters, digits and hyphens, for files and links; no text leads elsewhere.
+
+    Example:
+        >>> slug("copying-T1000"), slug("../../elsewhere"), slug("\\0")
+        ('copying-T1000', 'elsewhere', 'unnamed')
+    """
+    plain = re.sub(r"[^A-Za-z0-9]+", "-", text)
+    return plain[:LONGEST_SLUG].strip("-") or "unnamed"
 
 
 def append_to(path: Path) -> BinaryIO:

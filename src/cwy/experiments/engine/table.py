@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from ...terminal import printable
 from .checkpoint import step_of
 from .run import CONFIG, Folder
 
@@ -29,9 +30,10 @@ def _rows(root: Path) -> Iterator[list[str]]:
     for path in sorted(config.parent for config in root.rglob(CONFIG)):
         try:
             own, *cells = _cells(Folder(path))
-        except (OSError, LookupError, TypeError, ValueError):
+        except (OSError, LookupError, TypeError, ValueError, ArithmeticError):
             own, cells = path.name, [*[""] * 6, "damaged"]
-        yield [path.relative_to(root).as_posix() if path != root else own, *cells]
+        name = path.relative_to(root).as_posix() if path != root else own
+        yield [printable(name), *cells]
 
 
 def _cells(folder: Folder) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
@@ -19,6 +20,8 @@ Batch = tuple[Tensor, ...]
 Recipe = Callable[[str], Config]
 Better = Callable[[float, float], bool]
 
+SEEDS = 2**63
+NAME = re.compile(r"[\w.:+-]{1,80}")
 PRECISIONS = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.float32}
 
 
@@ -40,6 +43,16 @@ class Settings:
     device: str = "cpu"
     precision: str = "float32"
     compile: bool = False
+
+    def __post_init__(self) -> None:
+        if type(self.seed) is not int or not 0 <= self.seed < SEEDS:
+            raise ConfigError(f"seed must be a whole number from 0 to 2**63 - 1, got {repr(self.seed)[:40]}.")
+        if type(self.compile) is not bool:
+            raise ConfigError(f"compile must be true or false, got {repr(self.compile)[:40]}.")
+        for key in ("recipe", "device"):
+            name = getattr(self, key)
+            if not isinstance(name, str) or not NAME.fullmatch(name):
+                raise ConfigError(f"{key} must be a name, got {repr(name)[:40]}.")
 
     @property
     def name(self) -> str:
@@ -66,8 +79,6 @@ class Settings:
         task = load(head["task"])
         choose("method", head["method"], task.methods())
         choose("precision", head["precision"], PRECISIONS)
-        if type(head["seed"]) is not int:
-            raise ConfigError(f"seed must be a whole number, got {head['seed']!r}.")
         return cls(**head, config=task.Config.from_dict(rest))
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Sequence
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from markupsafe import Markup
 
 from .describe import Curve, Series
 from .panels import Panel
@@ -80,9 +80,13 @@ def draw(panel: Panel, curve: Curve) -> Figure:
         if curve.overlay:
             curve.overlay(axes, shown)
         axes.grid(which="major", color="#8a94a3", alpha=0.25, linewidth=0.7)
-        axes.set_title(panel.title, loc="left", fontsize="medium", fontweight="bold")
+        axes.set_title(panel.title, parse_math=False, loc="left", fontsize="medium", fontweight="bold")
         _ticks(axes, curve)
-        figure.legend(loc="outside lower center", ncols=_columns(axes.get_legend_handles_labels()[1]), frameon=False)
+        columns = _columns(axes.get_legend_handles_labels()[1])
+        legend = figure.legend(loc="outside lower center", ncols=columns, frameon=False)
+        for text in legend.get_texts():
+            # A dollar in a name begins no formula.
+            text.set_parse_math(False)
     return figure
 
 
@@ -156,16 +160,20 @@ def svg(figure: Figure) -> str:
     return _save(figure, "svg", metadata={"Date": None, "Creator": None}).decode()
 
 
-def inline(figure: Figure, name: str, text: str) -> str:
+def inline(figure: Figure, name: str, text: str) -> Markup:
     """The figure as an element of a page: it takes the page's colour and font, and its ids are its own."""
     for patch in (figure.patch, *(axes.patch for axes in figure.axes)):
         patch.set_visible(False)
     drawn = svg(figure)
     drawn = drawn[drawn.index("<svg") :].replace(INK, "currentColor")
-    drawn = re.sub(r'(id="|url\(#|href="#)', rf"\g<1>{name}--", drawn)
+    drawn = re.sub(r'(id="|url\(#|href="#)', lambda found: f"{found[1]}{name}--", drawn)
     drawn = re.sub(r"<metadata>.*?</metadata>", "", drawn, flags=re.DOTALL)
     drawn = re.sub(r"font: ([^;\"]*?)'DejaVu Sans'[^;\"]*", r"font: \1var(--font)", drawn)
-    return re.sub(r'^<svg[^>]*?viewBox="([^"]*)"[^>]*>', rf'<svg viewBox="\1" role="img" aria-label="{escape(text)}">', drawn)
+    opened = re.match(r'<svg[^>]*?viewBox="([^"]*)"[^>]*>', drawn)
+    assert opened
+    tag = Markup('<svg viewBox="{}" role="img" aria-label="{}">').format(opened[1], text)
+    # Matplotlib escapes the texts that it writes into an SVG.
+    return tag + Markup(drawn[opened.end() :])  # noqa: S704
 
 
 def _save(figure: Figure, kind: str, **options: Any) -> bytes:

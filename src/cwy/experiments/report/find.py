@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from ...terminal import printable
 from ..engine.run import CONFIG
 from . import tables
 from .panels import arrange
 from .runs import ReportError, Run, read_run
+
+LONGEST = 200
+"""The most characters of a reason that are shown."""
 
 
 def find_runs(folders: Iterable[Path], say: Callable[[str], object] | None = None) -> list[Run]:
@@ -22,7 +26,7 @@ def find_runs(folders: Iterable[Path], say: Callable[[str], object] | None = Non
             run = read_run(place)
             _try(run)
         except ReportError as damage:
-            damaged.append(str(damage))
+            damaged.append(printable(damage))
         else:
             runs.append(run)
     if damaged and (say is None or not runs):
@@ -49,4 +53,5 @@ def _try(run: Run) -> None:
         _ = panel.title, panel.finding, panel.description.pictures(panel.series)
         _ = tables.summary(panel), tables.every_run([panel]), tables.environment([run])
     except Exception as error:
-        raise ReportError(f"cannot show {run.folder}: {type(error).__name__}: {error}.") from error
+        reason = f"{type(error).__name__}: {error}"[:LONGEST]
+        raise ReportError(f"cannot show {run.folder}: {reason}.") from error

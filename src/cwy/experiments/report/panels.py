@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from textwrap import shorten
+from typing import Any
 
+from ..engine.files import slug
 from .describe import Config, Curve, Description, Series, describe
 from .runs import Run
 from .words import number, say
@@ -17,6 +20,8 @@ ORDER = (
     "rgd-e-qr", "rgd-adam", "orth-init", "glorot", "zeros", "lstm", "gru", "rnn", "convlstm",
 )  # fmt: skip
 """The order of rows and legends; others follow by name."""
+LONGEST = 60
+"""The most characters of a setting that a legend shows."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +31,8 @@ class Panel:
     task: str
     description: Description
     series: list[Series]
+    number: int = 1
+    """Which of the panels with the same name in files it is."""
 
     @property
     def config(self) -> Config:
@@ -41,7 +48,8 @@ class Panel:
     @property
     def slug(self) -> str:
         """Its name in file names and links, as in "copying-T1000"."""
-        return "-".join([self.task, *(f"{letter}{value}" for letter, value in self._sizes)])
+        name = slug("-".join([self.task, *(f"{letter}{value}" for letter, value in self._sizes)]))
+        return name if self.number == 1 else f"{name}-{self.number}"
 
     @property
     def _sizes(self) -> list[tuple[str, object]]:
@@ -79,8 +87,25 @@ def arrange(runs: Iterable[Run]) -> list[Panel]:
     for run in runs:
         keys = describe(run.task).panels
         groups.setdefault((run.task, *(run.config.get(key) for key in keys)), []).append(run)
-    ordered = sorted(groups.items(), key=lambda item: (item[0][0], *(value or 0 for value in item[0][1:])))
-    return [Panel(key[0], describe(key[0]), _series(members)) for key, members in ordered]
+    ordered = sorted(groups.items(), key=lambda item: (item[0][0], *map(_order, item[0][1:])))
+    return _numbered([Panel(key[0], describe(key[0]), _series(members)) for key, members in ordered])
+
+
+def _order(value: Any) -> tuple[bool, Any]:
+    """Numbers before texts; None is 0."""
+    return isinstance(value, str), value or 0
+
+
+def _numbered(panels: list[Panel]) -> list[Panel]:
+    """Give panels whose names differ only by what a slug leaves out names of their own."""
+    taken: set[str] = set()
+    found = []
+    for panel in panels:
+        while panel.slug.lower() in taken:
+            panel = replace(panel, number=panel.number + 1)
+        taken.add(panel.slug.lower())
+        found.append(panel)
+    return found
 
 
 def _series(runs: Sequence[Run]) -> list[Series]:
@@ -103,7 +128,11 @@ def _rank(method: str) -> tuple[int, str]:
 
 
 def _setting(key: str, value: object) -> str:
+    shown = shorten(str(value), LONGEST, placeholder="…")
     if key == "nonlinearity":
-        return str(value)
-    shown = number(value) if isinstance(value, float) else "N" if key == "reflections" and value is None else value
+        return shown
+    if isinstance(value, float):
+        shown = number(value)
+    if key == "reflections" and value is None:
+        shown = "N"
     return f"{LETTERS.get(key, key)} = {shown}"

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from html import escape
 from itertools import chain
 from pathlib import Path
+
+from markupsafe import Markup
 
 from ..engine import files
 from . import figure
 from .describe import Picture
+from .markup import render
 from .page import page
 from .panels import Panel, arrange
 from .runs import Run
@@ -40,7 +42,7 @@ def write(runs: Sequence[Run], out: Path, damaged: Sequence[str] = ()) -> list[P
     return [out / name for name in made]
 
 
-def elements(panel: Panel) -> list[str]:
+def elements(panel: Panel) -> list[Markup]:
     """A panel's figures and pictures as elements of a page."""
     figures = [figure.inline(drawn, name, text) for name, drawn, text in _figures(panel)]
     return [*figures, *map(_image, panel.description.pictures(panel.series))]
@@ -55,7 +57,7 @@ def _figures(panel: Panel) -> list[tuple[str, figure.Figure, str]]:
     ]
 
 
-def _image(picture: Picture) -> str:
-    kind, text = picture.name.rpartition(".")[2], escape(picture.text)
+def _image(picture: Picture) -> Markup:
+    kind = picture.name.rpartition(".")[2]
     data = base64.b64encode(picture.content).decode()
-    return f'<img src="data:image/{kind};base64,{data}" alt="{text}"><figcaption class="note">{text}</figcaption>'
+    return render("image.html", kind=kind, data=data, text=picture.text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from statistics import mean, median, stdev
 
 from ..data.kth import ACTIONS
@@ -77,12 +78,17 @@ def _finding(series: Sequence[Series]) -> str:
 def _pictures(series: Sequence[Series]) -> list[Picture]:
     from .pictures import STRIP, animation, picture, read
 
-    kept = {one.label: [path for run in one.runs if (path := run.folder / STRIP).exists()] for one in series}
+    kept = {one.label: [path for run in one.runs if _whole(path := run.folder / STRIP)] for one in series}
     strips = [(label, read(paths[0])) for label, paths in kept.items() if paths]
     if not strips:
         return []
     text = "True frames, and each predicted from those before it, by the best state of one seed of each method"
     return [Picture("frames.png", picture(strips), f"{text}."), Picture("frames.gif", animation(strips), f"{text}, in motion.")]
+
+
+def _whole(path: Path) -> bool:
+    """Whether a picture of the run's own is there; a link or a pipe is none."""
+    return path.is_file() and not path.is_symlink()
 
 
 def _published(run: Run) -> float | None:
