@@ -10,15 +10,20 @@ import shutil
 import subprocess
 import sys
 import time
+from copy import deepcopy
+from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
 from rich.console import Console
+from safetensors.torch import save_file
 
 from cwy.experiments.engine import checkpoint
+from cwy.experiments.engine.command import RunError
 from cwy.experiments.engine.display import Display
 from cwy.experiments.engine.meter import Diverged
+from cwy.experiments.engine.run import read_weights
 
 from .process import ENV, arguments, cwy, loop, numbers, program, resume, rows, same, weights
 
@@ -83,9 +88,97 @@ def test_code_in_a_checkpoint_is_not_run(tmp_path):
             return os.mkdir, (str(tmp_path / "ran"),)
 
     checkpoint.save(tmp_path, 1, {"model": Evil()})
-    with pytest.raises(Exception, match="weights_only"):
+    with pytest.raises(checkpoint.Damaged, match="can't be read"):
         checkpoint.parse(checkpoint.last(tmp_path, print))
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.fixture
+def saved(whole, tmp_path):
+    """A run that has come to its last checkpoint, and that checkpoint's state."""
+    run = tmp_path / "run"
+    shutil.copytree(whole, run)
+    (run / "record.json").unlink()
+    newest, before = checkpoint.listed(run / "checkpoints")
+    state = checkpoint.parse(checkpoint.read(newest))
+    newest.unlink()
+    return run, before, state
+
+
+def forge(before, state):
+    """Saves a state with the right hash, as the only checkpoint."""
+    shutil.rmtree(before.parent)
+    checkpoint.save(before.parent, 294, state)
+
+
+@pytest.mark.parametrize("step", [-5, 10**9, 301, "294", True, None, 2.5])
+def test_a_checkpoint_of_a_step_that_the_run_does_not_have_is_refused(step, saved):
+    run, before, state = saved
+    state["run"]["step"] = step
+    forge(before, state)
+    log = (run / "metrics.jsonl").read_bytes()
+    with pytest.raises(RunError, match=r"does not fit this run.*step"):
+        resume(run)
+    assert (run / "metrics.jsonl").read_bytes() == log
+
+
+def leaves(state, path=()):
+    """The place of every value in a nest, and of its parts."""
+    items = state.items() if isinstance(state, dict) else enumerate(state) if isinstance(state, list) else ()
+    for key, value in items:
+        yield (*path, key)
+        yield from leaves(value, (*path, key))
+
+
+FORGED = [
+    None,
+    "x",
+    -5,
+    float("nan"),
+    {},
+    [],
+    torch.zeros(2, 3),
+    torch.full((12,), torch.nan),
+    torch.zeros(1, dtype=torch.complex64),
+]
+
+
+def test_a_forged_checkpoint_ends_in_a_sentence_or_is_one_of_the_run(saved):
+    run, before, state = saved
+    places = [place for place in leaves(state) if place[:2] != ("run", "settings")]
+    refused = 0
+    # Every eleventh: each value meets many places, and each kind of place many values.
+    for place, value in list(product(places, FORGED))[::11]:
+        forged = deepcopy(state)
+        inside = forged
+        for key in place[:-1]:
+            inside = inside[key]
+        inside[place[-1]] = value
+        forge(before, forged)
+        try:
+            assert resume(run)[0] == 0
+            (run / "record.json").unlink()
+        except (RunError, Diverged):
+            refused += 1
+    assert refused > 50
+
+
+def test_weights_are_hashed_and_those_of_before_still_load(whole, tmp_path):
+    for name in ("weights.safetensors", "best.safetensors"):
+        path = tmp_path / name
+        content = bytearray((whole / name).read_bytes())
+        path.write_bytes(content)
+        assert same(read_weights(path), weights(whole, name))
+        content[-1] ^= 1
+        path.write_bytes(content)
+        with pytest.raises(checkpoint.Damaged, match=f"{name} is damaged: its weights are not those of its hash"):
+            read_weights(path)
+        # Another name for the same numbers.
+        path.write_bytes((whole / name).read_bytes().replace(b"readout.bias", b"readout.bios"))
+        with pytest.raises(checkpoint.Damaged, match="hash"):
+            read_weights(path)
+        save_file(weights(whole, name), path, {"complex": "[]"})
+        assert same(read_weights(path), weights(whole, name))
 
 
 def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one_or_a_full_disk(whole, tmp_path):

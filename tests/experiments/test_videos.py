@@ -1,14 +1,16 @@
 """Videos: real files written here, odd ones among them; the sets themselves where they are; frames without a decoder."""
 
+import json
 import shutil
 import subprocess
 import sys
 
 import pytest
 import torch
+from safetensors.torch import save
 
 from cwy.experiments.data import DATASETS, DataError, kth, moving, weizmann
-from cwy.experiments.data.videos import Videos, decode, kept, read, square
+from cwy.experiments.data.videos import Videos, _sha256, decode, kept, read, square, write
 
 from ..test_cli import COMMAND, run
 
@@ -97,6 +99,29 @@ def test_the_cache_follows_its_sources_and_a_damaged_one_is_named(root):
         cache.write_bytes(damaged)
         with pytest.raises(DataError, match=r"kth-walking.safetensors is damaged.*Delete it"):
             kth.load("walking", root)
+
+
+def test_names_and_bounds_of_the_cache_are_hashed_and_one_of_before_still_loads(tmp_path):
+    path = tmp_path / "some.safetensors"
+    frames = torch.arange(6 * 4, dtype=torch.uint8).view(6, 2, 2)
+    videos = Videos(frames, {"train": [(0, 2), (2, 3)], "validation": [(3, 5)], "test": [(5, 6)]})
+    write(path, videos, {"version": "1"})
+    content = path.read_bytes()
+    found, made_of = read(path)
+    assert (found.sequences, made_of) == (videos.sequences, {"version": "1"})
+    for old, new in ((b"[3, 5]", b"[3, 4]"), (b"train", b"tr41n"), (b"1", b"2")):
+        path.write_bytes(content.replace(old, new, 1))
+        with pytest.raises(DataError, match="is damaged"):
+            read(path)
+    for spans, whole in (([(3, 5)], True), ([(3, 7)], False), ([(-1, 5)], False), ([(5, 3)], False), ([("3", 5)], False)):
+        # As before, when only the frames had a hash.
+        about = {"sequences": videos.sequences | {"validation": spans}, "made_of": {}, "sha256": _sha256(frames)}
+        path.write_bytes(save({"frames": frames}, {"cwy": json.dumps(about)}))
+        if whole:
+            assert read(path)[0].sequences == videos.sequences
+        else:
+            with pytest.raises(DataError, match="is damaged"):
+                read(path)
 
 
 @pytest.mark.parametrize(

@@ -82,6 +82,7 @@ def write(path: Path, videos: Videos, made_of: dict) -> None:
 
     frames = videos.frames.contiguous()
     about = {"sequences": videos.sequences, "made_of": made_of, "sha256": _sha256(frames)}
+    about["digest"] = _digest(about, frames)
     files.write(path, save({"frames": frames}, {"cwy": json.dumps(about)}))
 
 
@@ -94,9 +95,13 @@ def read(path: Path) -> tuple[Videos, dict]:
             about, frames = json.loads(file.metadata()["cwy"]), file.get_tensor("frames")
         if _sha256(frames) != about["sha256"]:
             raise ValueError("its frames are not those of its hash")
-    except (SafetensorError, ValueError, KeyError, TypeError, OSError) as error:
+        # A cache that was made before there was such a hash has none.
+        if about.get("digest", _digest(about, frames)) != _digest(about, frames):
+            raise ValueError("its names and bounds are not those of its hash")
+        videos = Videos(frames, {split: _spans(about["sequences"][split], frames) for split in SPLITS})
+        return videos, about["made_of"]
+    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError) as error:
         raise DataError(f"{path} is damaged: {error}. Delete it, to decode the videos anew.") from None
-    return Videos(frames, {k: [tuple(span) for span in spans] for k, spans in about["sequences"].items()}), about["made_of"]
 
 
 def decode(path: Path) -> Tensor:
@@ -144,6 +149,24 @@ def assemble(parts: dict[str, list[Tensor]]) -> Videos:
 
 def _path(name: str) -> Path:
     return frames_root() / f"{name}.safetensors"
+
+
+def _spans(found: list[list[int]], frames: Tensor) -> list[Span]:
+    """Check where sequences start and stop: in order, and among the frames."""
+    if frames.dim() != 3 or frames.dtype != torch.uint8:
+        raise ValueError("its frames are no grey images")
+    spans = []
+    for start, stop in found:
+        if type(start) is not int or type(stop) is not int or not 0 <= start < stop <= len(frames):
+            raise ValueError(f"a sequence goes from {start} to {stop}, and there are {len(frames)} frames")
+        spans.append((start, stop))
+    return spans
+
+
+def _digest(about: dict, frames: Tensor) -> str:
+    """Hash the names, the bounds and the shape; the frames by their own hash."""
+    named = [about["sequences"], about["made_of"], list(frames.shape), about["sha256"]]
+    return hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()
 
 
 def _sha256(frames: Tensor) -> str:

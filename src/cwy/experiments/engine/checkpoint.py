@@ -57,8 +57,15 @@ def read(path: Path) -> bytes:
 
 
 def parse(content: bytes) -> dict[str, Any]:
-    """The state in a checkpoint's bytes; tensors and plain values alone are read."""
-    return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    """Read the state in a checkpoint's bytes: tensors and plain values only, all else is damage."""
+    try:
+        state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    except Exception as error:
+        # Bytes with the right hash may still be anybody's, and torch raises whatever it meets.
+        raise Damaged(f"a checkpoint can't be read, though its hash is right: {type(error).__name__}.") from error
+    if not isinstance(state, dict):
+        raise Damaged("a checkpoint holds no state, though its hash is right.")
+    return state
 
 
 def last(folder: Path, say: Callable[[str], object]) -> bytes:

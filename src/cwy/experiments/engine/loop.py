@@ -239,7 +239,8 @@ class Loop:
             self.state.save(self.folder, self.group, self.model, self.optimizer, self.meter)
 
     def _restore(self) -> None:
-        if self.state.restore(self.folder, self.group, self.model, self.optimizer, self.meter, self.display.say):
+        parts = self.model, self.optimizer, self.meter
+        if self.state.restore(self.folder, self.group, *parts, self.display.say, self.task.iterations):
             self.clock = Clock(self.state.seconds)
 
     def _conclude(self) -> None:

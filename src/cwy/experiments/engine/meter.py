@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .distributed import Group
+from .files import Damaged
 
 
 class Diverged(RuntimeError):
@@ -36,6 +37,8 @@ class Meter:
         """Adds what a step measured; ``weight`` is this rank's share of it. ``steps`` is counted by the loop."""
         if not self.names:
             self.names, self.sums = list(metrics), self.sums.new_zeros(len(metrics))
+        if self.names != list(metrics):
+            raise Damaged(f"the last checkpoint has sums of {self.names}, but the run measures {list(metrics)}.")
         self.sums.add_(torch.stack([value.detach() for value in metrics.values()]), alpha=weight)
 
     def read(self, group: Group) -> dict[str, float]:
@@ -49,4 +52,9 @@ class Meter:
         return {"names": self.names, "sums": group.mean(self.sums.clone()), "steps": self.steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.names, self.sums, self.steps = state["names"], state["sums"].to(self.sums.device), state["steps"]
+        names, sums, steps = state["names"], state["sums"], state["steps"]
+        if type(names) is not list or sums.shape != (len(names),) or sums.dtype != self.sums.dtype:
+            raise Damaged("its sums of metrics have no such names.")
+        if type(steps) is not int or steps < 0:
+            raise Damaged("its sums of metrics are of no number of steps.")
+        self.names, self.sums, self.steps = names, sums.to(self.sums.device), steps

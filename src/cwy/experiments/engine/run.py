@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Callable, Generator
@@ -20,6 +21,8 @@ from .task import Settings
 
 CONFIG, RECORD, WEIGHTS, BEST = "config.json", "record.json", "weights.safetensors", "best.safetensors"
 DIVERGED = "diverged.txt"
+ABOUT = "cwy"
+"""The entry of metadata of the weights: which are complex, and their hash."""
 
 
 def differences(there: dict[str, Any], here: dict[str, Any]) -> list[str]:
@@ -115,7 +118,8 @@ class Folder:
         # Complex tensors as pairs of real ones: safetensors knows complex64 alone, and that not everywhere.
         split = {key: torch.view_as_real(value).contiguous() for key, value in state.items() if value.is_complex()}
         # One entry of metadata: of several the order is random, and equal weights would be files that differ.
-        files.write(self.path / name, save(state | split, {"complex": json.dumps(sorted(split))}))
+        about = {"complex": sorted(split), "sha256": _digest(state | split, sorted(split))}
+        files.write(self.path / name, save(state | split, {ABOUT: json.dumps(about)}))
 
     def write_file(self, name: str, content: bytes) -> None:
         """Anything else that belongs to the run."""
@@ -123,20 +127,49 @@ class Folder:
 
     def read_weights(self, say: Callable[[str], object]) -> dict[str, Tensor]:
         """The real state dict at the end, or, of a run that has not ended, of its last checkpoint."""
-        from safetensors import SafetensorError
-        from safetensors.torch import load
-
         path = self.path / WEIGHTS
         if path.exists():
-            try:
-                return load(path.read_bytes())
-            except SafetensorError as error:
-                raise files.Damaged(f"{path} is damaged: {error}.") from None
+            return read_weights(path)
         content = checkpoint.last(self.checkpoints, say)
         if not content:
             raise ConfigError(f"{self.path} has neither {WEIGHTS} nor a checkpoint yet.")
-        return checkpoint.parse(content)["model"]
+        model = checkpoint.parse(content).get("model")
+        if not isinstance(model, dict):
+            raise files.Damaged(f"the last checkpoint in {self.checkpoints} has no model. Delete it.")
+        return model
 
     def last_checkpoint(self) -> Path | None:
         """The newest checkpoint, if there is one."""
         return next(iter(checkpoint.listed(self.checkpoints)), None)
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """Read a file that :meth:`Folder.write_weights` wrote, checked against the hash in it.
+
+    Files written before there was a hash are read without.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    content = files.read(path)
+    try:
+        weights = load(content)
+        length = int.from_bytes(content[:8], "little")
+        about = json.loads(content[8 : 8 + length]).get("__metadata__", {}).get(ABOUT)
+        if about is not None:
+            told = json.loads(about)
+            if told["sha256"] != _digest(weights, told["complex"]):
+                raise ValueError("its weights are not those of its hash")
+    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise files.Damaged(f"{path} is damaged: {error}.") from None
+    return weights
+
+
+def _digest(weights: dict[str, Tensor], complex_names: list[str]) -> str:
+    """Hash the names, types, shapes and bytes of all tensors."""
+    found = hashlib.sha256(json.dumps(complex_names).encode())
+    for name in sorted(weights):
+        value = weights[name]
+        found.update(json.dumps([name, str(value.dtype), list(value.shape)]).encode())
+        found.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
