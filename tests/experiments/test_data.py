@@ -9,6 +9,7 @@ import sys
 import tarfile
 import threading
 import zipfile
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -106,6 +107,65 @@ def test_wrong_bytes_are_refused_and_what_was_there_is_kept(wrong, tmp_path):
     assert (tmp_path / "some/file").read_bytes() == b"the user's"
     if len(wrong) >= len(CONTENT):
         assert left(tmp_path) == ["some/file"]
+
+
+def test_a_file_of_unknown_size_is_bounded(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys.modules[fetch.__module__], "LIMIT", 100_000)
+    file = File("file", None, hashlib.sha1(CONTENT).hexdigest())
+    with Server(file=CONTENT) as server, pytest.raises(DataError, match="longer than 100000 bytes"):
+        fetch(DataSet("some", "", server.home, (file,)), tmp_path)
+    assert left(tmp_path) == []
+
+
+@pytest.mark.parametrize("where", ["headers", "body"])
+def test_a_server_that_drips_is_not_waited_for(where, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys.modules[fetch.__module__], "PATIENCE", 1.0)
+    ended = threading.Event()
+
+    class Slow(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.wfile.write(b"HTTP/1.1 200 OK\r\n" + (b"" if where == "headers" else b"Content-Length: 300000\r\n\r\n"))
+            with suppress(OSError):
+                while not ended.wait(0.05):
+                    self.wfile.write(b"x")
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Slow) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            with pytest.raises(DataError, match="took longer than 1 seconds"):
+                fetch(dataset(f"http://127.0.0.1:{server.server_port}/"), tmp_path)
+        finally:
+            ended.set()
+            server.shutdown()
+    assert left(tmp_path) == ([] if where == "headers" else ["some/.file.partial"])
+
+
+@pytest.mark.parametrize("scheme", ["ftp", "file", "http"])
+def test_only_redirects_to_the_web_are_followed(scheme, tmp_path):
+    with Server(file=CONTENT) as server:
+
+        class Elsewhere(BaseHTTPRequestHandler):
+            def do_GET(self):
+                self.send_response(302)
+                self.send_header("Location", server.home.replace("http", scheme) + "file")
+                self.end_headers()
+
+            def log_message(self, *_):
+                pass
+
+        with ThreadingHTTPServer(("127.0.0.1", 0), Elsewhere) as first:
+            threading.Thread(target=first.serve_forever, daemon=True).start()
+            some = dataset(f"http://127.0.0.1:{first.server_port}/")
+            if scheme == "http":
+                assert (fetch(some, tmp_path) / "file").read_bytes() == CONTENT
+            else:
+                with pytest.raises(DataError, match=scheme):
+                    fetch(some, tmp_path)
+            first.shutdown()
+        assert len(server.asked) == (scheme == "http")
 
 
 def test_what_cannot_be_had_is_named_with_its_hash_and_place(tmp_path):

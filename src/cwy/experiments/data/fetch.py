@@ -7,18 +7,30 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from http.client import HTTPException
+from http.client import HTTPException, HTTPResponse
 from pathlib import Path
+from threading import Event, Thread
+from time import monotonic
+from typing import BinaryIO
 from urllib.error import HTTPError
-from urllib.parse import urljoin
-from urllib.request import Request, urlopen
+from urllib.parse import urljoin, urlsplit
+from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from filelock import FileLock
 
 from .unpack import member, unpack, unpacked
 
 TIMEOUT = 30
+"""Seconds that a server may be silent."""
+PATIENCE = 3600.0
+"""Seconds that one file may take in all. What has come by then is kept, and another call goes on from there."""
+LIMIT = 1 << 30
+"""The most bytes of a file whose size is not known."""
 BLOCK = 1 << 16
+TURN = 0.2
+SCHEMES = ("http", "https")
+SHOWN = 200
+"""The most characters of an address that are shown."""
 
 Watch = Callable[["File", int], object]
 """Is told a file and how many of its bytes are there."""
@@ -140,14 +152,12 @@ def _fetch(file: File, url: str, path: Path, watch: Watch) -> None:
     partial = path.with_name(f".{path.name}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        if partial.is_symlink():
+            partial.unlink()
         with FileLock(path.with_name(".lock")):
             if inspect(path, file) is None:
                 return
-            if file.inside:
-                # How long the archive is nobody knows before: it comes in one go.
-                _continue(file, url, partial, 0, watch)
-            else:
-                _complete(file, url, partial, watch)
+            _within(PATIENCE, _Transfer(file, url, partial, watch))
             if wrong := inspect(partial, file):
                 partial.unlink()
                 raise DataError(
@@ -162,33 +172,97 @@ def _fetch(file: File, url: str, path: Path, watch: Watch) -> None:
         ) from error
 
 
-def _complete(file: File, url: str, partial: Path, watch: Watch) -> None:
-    # An attempt that got further is worth another.
-    before = -1
-    while before < (done := _size(partial)) and not _ended(partial, file, done):
-        before = done
-        _continue(file, url, partial, done, watch)
-    if file.size is not None and done < file.size:
-        raise OSError(f"the connection ended after {done} of {file.size} bytes")
+class _OnlyWeb(HTTPRedirectHandler):
+    """Follow redirects to the web only."""
+
+    def redirect_request(self, req, fp, code, msg, headers, newurl):
+        """Refuse what urllib would follow: an address of another scheme, such as ftp."""
+        if urlsplit(newurl).scheme not in SCHEMES:
+            raise OSError(f"it leads to {newurl[:SHOWN]!r}, and only http and https are followed")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
-def _continue(file: File, url: str, partial: Path, done: int, watch: Watch) -> None:
-    """One request for the bytes from ``done`` on; what comes before the connection ends or breaks is kept."""
-    # The addresses are those of DATASETS, not a user's.
-    request = Request(url, headers={"Range": f"bytes={done}-"} if done else {})  # noqa: S310
-    try:
-        opened = urlopen(request, timeout=TIMEOUT)  # noqa: S310
-    except HTTPError as error:
-        # There is nothing after the bytes that are here: of a file of unknown size, that is how its end is found.
-        if error.code == 416:
+class _Transfer:
+    """The bytes of one file on their way to its temporary name.
+
+    Attributes:
+        over: set when nobody waits for it any more; nothing is written from then on.
+    """
+
+    def __init__(self, file: File, url: str, partial: Path, watch: Watch) -> None:
+        self.file, self.url, self.partial, self.watch = file, url, partial, watch
+        self.most = LIMIT if file.size is None else file.size
+        self.over = Event()
+
+    def run(self) -> None:
+        """Ask until all is there, or an attempt gets no further."""
+        if self.file.inside:
+            # How long the archive is nobody knows before: it comes in one go.
+            self._continue(0)
             return
-        raise
-    with opened as answer:
-        resumed = done and answer.status == 206
-        with partial.open("ab" if resumed else "wb") as out, suppress(ConnectionError, TimeoutError, HTTPException):
-            while (file.size is None or out.tell() <= file.size) and (block := answer.read(BLOCK)):
-                out.write(block)
-                watch(file, out.tell())
+        before = -1
+        done = _size(self.partial)
+        while before < done and not _ended(self.partial, self.file, done):
+            before = done
+            self._continue(done)
+            done = _size(self.partial)
+        if self.file.size is not None and done < self.file.size:
+            raise OSError(f"the connection ended after {done} of {self.file.size} bytes")
+
+    def _continue(self, done: int) -> None:
+        """Ask once for the bytes from ``done`` on; what comes before the connection ends or breaks is kept."""
+        # The addresses are those of DATASETS, not a user's.
+        request = Request(self.url, headers={"Range": f"bytes={done}-"} if done else {})  # noqa: S310
+        try:
+            opened = build_opener(_OnlyWeb).open(request, timeout=TIMEOUT)
+        except HTTPError as error:
+            # There is nothing after the bytes that are here: of a file of unknown size, that is how its end is found.
+            if error.code == 416:
+                return
+            raise
+        with opened as answer:
+            if self.over.is_set():
+                return
+            resumed = done and answer.status == 206
+            with self.partial.open("ab" if resumed else "wb") as out, suppress(ConnectionError, TimeoutError, HTTPException):
+                self._copy(answer, out)
+        if self.file.size is None and _size(self.partial) > self.most:
+            self.partial.unlink()
+            raise OSError(f"it is longer than {self.most} bytes, the most that is taken where the size is not known")
+
+    def _copy(self, answer: HTTPResponse, out: BinaryIO) -> None:
+        # One read of the socket at a time: bytes that drip in are seen, and the end of patience is too.
+        while out.tell() <= self.most and (block := answer.read1(BLOCK)):
+            if self.over.is_set():
+                return
+            out.write(block)
+            self.watch(self.file, out.tell())
+
+
+def _within(seconds: float, transfer: _Transfer) -> None:
+    """Wait for a transfer, but no longer: no server keeps the caller, however slowly it answers."""
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            transfer.run()
+        except BaseException as error:
+            errors.append(error)
+
+    # A thread, because nothing else ends a name lookup, a handshake or headers that drip in.
+    thread = Thread(target=work, daemon=True)
+    thread.start()
+    end = monotonic() + seconds
+    try:
+        while thread.is_alive() and monotonic() < end:
+            # In short turns: Windows hears of Ctrl-C only between them.
+            thread.join(min(TURN, seconds))
+    finally:
+        transfer.over.set()
+    if thread.is_alive():
+        raise OSError(f"it took longer than {seconds:g} seconds. What has come is kept: fetch again to go on")
+    for error in errors:
+        raise error
 
 
 def _size(path: Path) -> int:
