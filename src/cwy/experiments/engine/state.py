@@ -103,7 +103,10 @@ class State:
             return False
         try:
             whole = checkpoint.parse(content)
-            self._check(folder, whole, model, steps)
+            self._check(folder, whole, steps)
+            if whole["run"].get("weights"):
+                # The best weights are loaded at the end of a run only. Whether they can be is found out now.
+                model.load_state_dict(whole["run"]["weights"])
             model.load_state_dict(whole["model"])
             optimizers.load(optimizer, whole["optimizer"])
             meter.load_state_dict(whole["meter"])
@@ -125,7 +128,7 @@ class State:
             ) from error
         return True
 
-    def _check(self, folder: Folder, whole: dict[str, Any], model: nn.Module, steps: int) -> None:
+    def _check(self, folder: Folder, whole: dict[str, Any], steps: int) -> None:
         """Raise unless the parts of a checkpoint are of this run and of the right types."""
         for name in ("model", "optimizer", "meter", "random", "run"):
             if not isinstance(whole.get(name), dict):
@@ -147,7 +150,6 @@ class State:
         if not 0 <= run.get("seconds", 0.0) <= LONGEST:
             raise Damaged("its time is not one that a run takes.")
         _check_found(run)
-        _check_weights(run.get("weights", {}), model)
 
 
 def _check_found(run: dict[str, Any]) -> None:
@@ -163,20 +165,6 @@ def _check_found(run: dict[str, Any]) -> None:
     for metrics in run.get("final", {}).values():
         if not all(isinstance(value, int | float) and math.isfinite(value) for value in metrics.values()):
             raise Damaged("its last metrics are no numbers.")
-
-
-def _check_weights(weights: dict[str, Any], model: nn.Module) -> None:
-    """Raise unless the best weights, if there are any, are those of such a model."""
-    if not weights:
-        return
-    theirs = {name: _kind(value) for name, value in weights.items()}
-    ours = {name: _kind(value) for name, value in model.state_dict().items()}
-    if theirs != ours:
-        raise Damaged("its best weights are those of another model.")
-
-
-def _kind(value: Any) -> tuple[Any, ...]:
-    return (value.shape, value.dtype) if isinstance(value, Tensor) else (type(value),)
 
 
 def _random(device: torch.device) -> dict[str, Tensor]:
