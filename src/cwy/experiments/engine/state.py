@@ -157,7 +157,8 @@ def _check_found(run: dict[str, Any]) -> None:
     best = run.get("best")
     if best is not None:
         types = type(best["metric"]), type(best["step"])
-        if types != (str, int) or not math.isfinite(best["value"]):
+        value = best["value"]
+        if types != (str, int) or type(value) not in (int, float) or not math.isfinite(value):
             raise Damaged("its best evaluation is none.")
     for level, step in run.get("crossings", {}).items():
         if not math.isfinite(float(level)) or type(step) not in (int, NoneType):
