@@ -64,6 +64,25 @@ def test_without_the_extras_it_says_what_to_install(absent, extra, command, tmp_
     assert "Traceback" not in done.stderr
 
 
+def test_it_runs_where_there_is_no_fcntl_and_no_hangup_as_on_windows(tmp_path):
+    code = (
+        "import pkgutil, signal, sys\n"
+        "from importlib import import_module\n"
+        "sys.modules['fcntl'] = sys.modules['resource'] = None\n"
+        "del signal.SIGHUP\n"
+        "import cwy\n"
+        "for module in pkgutil.walk_packages(cwy.__path__, 'cwy.'):\n"
+        "    if module.name.startswith(('cwy.experiments', 'cwy.bench', 'cwy.cli', 'cwy.info', 'cwy.terminal')):\n"
+        "        import_module(module.name)\n"
+        "from cwy.cli import main\n"
+        "main()"
+    )
+    given = ["--set", "T=2", "--set", "hidden_size=4", "--set", "iterations=2"]
+    done = run(sys.executable, "-c", code, "train", "copying/small", "--out", tmp_path / "run", *given)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "run/record.json").exists()
+
+
 def test_demo_shows_a_table_a_sentence_and_the_reports_picture(tmp_path):
     done = run(COMMAND, "demo", "--iterations", "2", "--methods", "cwy,urnn,lstm", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -302,7 +302,7 @@ def test_a_signal_while_data_are_fetched_leaves_a_run_that_resume_starts(tmp_pat
                 out, error = process.communicate(timeout=10)
             told = f"cwy: stopped before its first step. To go on: cwy resume {run}\n"
             assert (process.returncode, out, error) == (128 + how, "", told)
-            assert [path.name for path in run.iterdir()] == ["config.json"]
+            assert sorted(path.name for path in run.iterdir()) == [".lock", "config.json"]
     assert Folder(run).settings() == task.settings("mnist/small")
 
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ CONFIG, RECORD, WEIGHTS, BEST = "config.json", "record.json", "weights.safetenso
 DIVERGED = "diverged.txt"
 ABOUT = "cwy"
 """The entry of metadata of the weights: which are complex, and their hash."""
+LOCK = ".lock"
 
 
 def differences(there: dict[str, Any], here: dict[str, Any]) -> list[str]:
@@ -84,20 +83,24 @@ class Folder:
 
         Raises where another process is at a run here, or was since it was last looked at.
         """
+        from filelock import FileLock, Timeout
+
         self.path.mkdir(parents=True, exist_ok=True)
-        handle = os.open(self.path, os.O_RDONLY)
+        if (self.path / LOCK).is_symlink():
+            raise ConfigError(f"{self.path / LOCK} is a link, and a lock must be a file. Delete it.")
+        lock = FileLock(self.path / LOCK)
         try:
-            try:
-                flock(handle, LOCK_EX | LOCK_NB)
-            except BlockingIOError:
-                raise ConfigError(f"another process is at the run in {self.path}.") from None
+            lock.acquire(timeout=0)
+        except Timeout:
+            raise ConfigError(f"another process is at the run in {self.path}.") from None
+        try:
             if not self.exists:
                 files.write_json(self.path / CONFIG, settings.to_dict())
             elif differences(self.settings().to_dict(), settings.to_dict()) or self.finished:
                 raise ConfigError(f"another process has just been at the run in {self.path}: see `cwy runs {self.path}`.")
             yield
         finally:
-            os.close(handle)
+            lock.release()
 
     def record(self) -> dict[str, Any]:
         """The record of a finished run."""

@@ -11,6 +11,9 @@ from types import FrameType
 
 from .streams import tell
 
+HANGUP = getattr(signal, "SIGHUP", None)
+"""Windows has none."""
+
 
 def status(number: int) -> int:
     """The exit status of what a signal ended, as in a shell: 143 for SIGTERM, 130 for Ctrl-C, 129 for SIGHUP."""
@@ -62,7 +65,8 @@ class Stop:
             raise Interrupted
 
     def __enter__(self) -> Stop:
-        before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+        heard = [number for number in (signal.SIGTERM, signal.SIGINT, HANGUP) if number is not None]
+        before = {number: signal.getsignal(number) for number in heard}
         self._before = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}
         for number in self._before:
             signal.signal(number, self._heard)
@@ -73,7 +77,7 @@ class Stop:
             signal.signal(number, handler)
 
     def _heard(self, number: int, frame: FrameType | None) -> None:
-        if self.signal and number == signal.SIGHUP:
+        if self.signal and number == HANGUP:
             return  # a shell and its terminal tell of one end twice
         if self.signal:
             os._exit(status(number))
