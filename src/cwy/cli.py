@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from ._version import __version__
 from .bench import commands as benches
 from .experiments import commands as experiments
-from .terminal import plainly
+from .terminal import complaint, plainly
 
 # main says what is missing; the annotations below are read only once typer is there.
 with suppress(ImportError):
@@ -104,6 +104,11 @@ def main() -> None:
         if package not in OPTIONAL:
             raise
         sys.exit(f'cwy: this command needs {package}. To install:\n\n    pip install "cwy[{OPTIONAL[package]}]"\n')
+    except SystemExit as end:
+        # A message: what a command ends with where the mistake is the user's.
+        if isinstance(end.code, str):
+            end.code = complaint(end.code)
+        raise
 
 
 def _cwy(

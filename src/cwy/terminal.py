@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
+import textwrap
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -37,6 +39,37 @@ def printable(text: object, keep: str = "") -> str:
         'run\\\\x1b[2J'
     """
     return "".join(c if c.isprintable() or c in keep else ascii(c)[1:-1] for c in str(text))
+
+
+def fold(text: str, width: int | None) -> str:
+    """Break lines that are wider than a terminal between words, and give a command a line of its own.
+
+    Lines that begin with a space, such as code, stay as they are. Without a width everything does.
+
+    Example:
+        >>> print(fold("stopped, and saved. To go on: cwy resume runs/copying/1000-cwy-seed0", 40))
+        stopped, and saved. To go on:
+            cwy resume runs/copying/1000-cwy-seed0
+    """
+    if width is None:
+        return text
+    lines: list[str] = []
+    for line in text.split("\n"):
+        if len(line) < width or line.startswith(" "):
+            lines.append(line)
+            continue
+        sentence, *command = re.split(r"(?<=:) (?=cwy [^:]*$)", line)
+        lines += textwrap.wrap(sentence, width - 1, break_long_words=False, break_on_hyphens=False)
+        lines += [f"    {part}" for part in command]
+    return "\n".join(lines)
+
+
+def complaint(text: str) -> str:
+    """A message for standard error, folded where that is a terminal."""
+    width = None
+    with suppress(OSError):
+        width = os.get_terminal_size(2).columns
+    return fold(text, width)
 
 
 @contextmanager

@@ -11,7 +11,8 @@ from cwy.experiments.engine import task
 from cwy.experiments.engine.command import RunError
 from cwy.experiments.engine.run import Folder
 
-from .process import arguments, numbers, rows, same, train, weights
+from ..screen import watch
+from .process import arguments, numbers, program, rows, same, train, weights
 from .process import cwy as run
 
 # Training losses of 50 steps, means of ten, as they were when this was written (torch 2.13, CPU, float32).
@@ -138,3 +139,16 @@ def test_a_bug_in_a_task_keeps_its_traceback(tmp_path, monkeypatch):
 def test_a_folder_with_another_run_is_left_alone(whole):
     with pytest.raises(RunError, match=r"holds another run: lr is 0\.001 there\. Choose another --out"):
         train(whole, lr=0.5)
+
+
+def test_at_a_terminal_a_run_foretells_its_time_and_ctrl_c_leaves_everything_in_order(tmp_path):
+    place = "a-folder-with-a-name/that-has-many-parts/so-that-it-does-not-fit"
+    given = arguments(place, T=1000, iterations=10_000)
+    seen = watch([*program(1), *given], tmp_path, lambda text: " left" in text)
+    assert seen.status == 130
+    *_, told, bar, stopped, command = seen.text.strip().splitlines()
+    assert re.match(r"About .* of training here: 10,000 steps of [\d.e-]+ s", told)
+    assert re.match(r"━+ step \d+/10000 .* left", bar)
+    assert re.fullmatch(r"cwy: stopped at step \d+, and saved\. To go on:", stopped)
+    assert command == f"    cwy resume {place}"
+    assert seen.text.count("━ ") == 1, "the bar is drawn once"

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
-from ..terminal import plainly, printable, writable
+from ..terminal import complaint, plainly, printable, writable
 
 # The command line says what is missing; the annotations below are read only once typer is there.
 with suppress(ImportError):
@@ -23,7 +23,7 @@ def demo(
     methods: Annotated[str, typer.Option(metavar="NAMES", help="Which networks take part.")] = "cwy,exprnn,lstm",
     seed: Annotated[int, typer.Option(metavar="INT", min=0, max=2**32 - 1, help="Draws weights and data.")] = 0,
     iterations: Annotated[
-        int | None, typer.Option(metavar="INT", min=1, help="Training steps of each.", show_default="the recipe's, 600")
+        int | None, typer.Option(metavar="INT", min=1, help="Training steps of each.", show_default="the recipe's, 200")
     ] = None,
 ) -> None:
     """A minute of the Copying task: who remembers ten symbols? A table, a picture, a sentence."""
@@ -253,7 +253,7 @@ def _run(command: Callable[..., int]) -> None:
         except (engine.ConfigError, engine.RunError) as error:
             sys.exit(printable(f"cwy: {error}", keep="\n"))
         except (engine.Diverged, engine.Stopped) as error:
-            print(printable(f"cwy: {error}", keep="\n"), file=sys.stderr)
+            print(complaint(printable(f"cwy: {error}", keep="\n")), file=sys.stderr)
             sys.exit(error.status)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext, suppress
 from typing import Any
@@ -24,6 +25,9 @@ from .run import BEST, DIVERGED, WEIGHTS, Folder
 from .signals import Interrupted, Stop, Stopped
 from .state import State
 from .task import Batch, Better, Settings, Task, load
+
+PATIENCE = 2.0
+"""Seconds: a first pass that took longer is the estimate, and there is no second."""
 
 
 class Loop:
@@ -115,11 +119,15 @@ class Loop:
             on_failure=lambda error: self.optimizer.zero_grad(),
         )
         total, period = self.task.iterations, self.config.evaluate_every or self.task.epoch or self.task.iterations
+        foreseen = self.device.type != "cpu" or self.group.size > 1
         while self.step < total or self.state.due:
             last = self.step == total
             if not self.state.due:
                 # The first step may compile for long.
                 with first:
+                    if not foreseen:
+                        self._foresee(model)
+                        foreseen = True
                     self._train(train)
                 first, last = nullcontext(), self.step == total
                 if self.step % self.config.log_every == 0 or last:
@@ -135,6 +143,23 @@ class Loop:
             if signal and not done:
                 raise Stopped(signal, f"at step {self.step}, and saved", self.folder.path)
 
+    def _foresee(self, model: nn.Module) -> None:
+        """Tell how long the run will take, by the time of its first batch; nothing that the run depends on changes."""
+        batch, _ = self.group.share(self.task.batch(self.step))
+        seconds = 0.0
+        with torch.random.fork_rng(devices=[]):
+            # The first pass sets up what the others find.
+            for _ in range(2):
+                begin = time.perf_counter()
+                with self._autocast():
+                    loss, _ = self.task.loss(model, batch)
+                loss.backward()
+                seconds = time.perf_counter() - begin
+                if seconds > PATIENCE:
+                    break
+        self.optimizer.zero_grad()
+        self.display.foretell(self.settings, self.task.iterations - self.step, seconds)
+
     def _train(self, train: cudagraph.CapturedStep) -> None:
         batch, self.weight = self.group.share(self.task.batch(self.step))
         rate = self.task.rate(self.step)
@@ -144,6 +169,7 @@ class Loop:
         self.meter.steps += 1
         self.state.step += 1
         self.task.after_step(self.model, self.optimizer, self.step)
+        self.display.tick(self.step)
         if not self.clock.going and train.settled:
             # The first steps compile kernels and record a graph: they are not timed.
             if self.device.type == "cuda":

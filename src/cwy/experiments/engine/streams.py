@@ -9,6 +9,8 @@ from contextlib import suppress
 from select import select
 from typing import Any
 
+from ...terminal import complaint
+
 
 class _Lasting(io.FileIO):
     """Drops what can't be written: nobody reads it any more, as when ``head`` has seen enough or the terminal is gone."""
@@ -31,7 +33,7 @@ def tell(line: str) -> None:
     """A line on standard error, past ``sys.stderr``: that may be amid a write, or lead to standard output, as beside a bar."""
     if sys.stderr is not None:
         with suppress(OSError):
-            os.write(2, f"cwy: {line}\n".encode(errors="replace"))
+            os.write(2, f"{complaint(f'cwy: {line}')}\n".encode(errors="replace"))
 
 
 def outlast() -> None:
