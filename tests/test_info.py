@@ -46,6 +46,24 @@ def test_the_choice_for_one_recurrence_gives_the_reasons():
         info.rollout(190, nonlinearity="gelu")
 
 
+@pytest.mark.parametrize("kinds", [["cpu"], pytest.param(["cpu", "cuda"], marks=pytest.mark.gpu)])
+def test_one_recurrence_is_answered_for_every_device_here(kinds):
+    done = run(COMMAND, "info", "--n", "190", "--json")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)["backends"]
+    assert list(dict.fromkeys(row["device"] for row in rows)) == info.usable()
+    assert set(kinds) <= set(info.usable())
+    assert [row["device"] for row in rows if row["status"] == "serves"] == info.usable()
+
+
+@pytest.mark.parametrize(
+    ("given", "named"), [({"device": "foo"}, "device 'foo'"), ({"dtype": torch.int32}, "torch.int32")], ids=["device", "dtype"]
+)
+def test_a_device_or_dtype_that_nobody_has_is_refused(given, named):
+    with pytest.raises(ValueError, match=named):
+        info.rollout(190, **given)
+
+
 def test_it_needs_torch_alone():
     code = "import sys, cwy.info; cwy.info.gather(); print({'typer', 'rich', 'matplotlib'} & set(sys.modules))"
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "set()\n"

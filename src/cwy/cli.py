@@ -39,12 +39,16 @@ def info(
     steps: Annotated[int, typer.Option(metavar="T", min=1, help="Its steps.")] = 512,
     nonlinearity: Annotated[str, typer.Option(metavar="NAME", help="Its nonlinearity.")] = "modrelu",
     dtype: Annotated[str, typer.Option(metavar="NAME", help="Its dtype.")] = "float32",
-    device: Annotated[str, typer.Option(metavar="NAME", help="Its device.")] = "cpu",
+    device: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Its device.", show_default="every device here"),
+    ] = None,
     memory: Annotated[str, typer.Option(metavar="MODE", help="store, checkpoint or reversible.")] = "store",
 ) -> None:
     """Versions, devices, methods, and which backend serves each op here, and why.
 
-    With --n, which backend serves one recurrence, and why the others are passed over.
+    With --n, which backend serves one recurrence on each device here, and why
+    the others are passed over.
     """
     from .info import gather
 
@@ -53,13 +57,15 @@ def info(
     else:
         import torch
 
-        from .info import rollout
+        from .info import rollout, usable
 
+        wanted = usable() if device is None else [device]
         with plainly(ValueError):
             kind = getattr(torch, dtype, None)
             if not isinstance(kind, torch.dtype):
                 raise ValueError(f"unknown dtype {dtype!r}, e.g. float32, float64, complex64.")
-            found = {"backends": rollout(n, reflections, batch, steps, kind, device, nonlinearity, memory)}
+            rows = [rollout(n, reflections, batch, steps, kind, one, nonlinearity, memory) for one in wanted]
+            found = {"backends": [row for part in rows for row in part]}
     if json:
         from json import dumps
 

@@ -92,6 +92,17 @@ def devices() -> list[dict[str, Any]]:
     return rows
 
 
+def usable(found: list[dict[str, Any]] | None = None) -> list[str]:
+    """Return the kinds of device that torch can use, each once, of the rows of :func:`devices`.
+
+    Example:
+        >>> usable([{"device": "cpu"}, {"device": "cuda:0"}, {"device": "cuda:1"}, {"device": "mps", "why_not": "none"}])
+        ['cpu', 'cuda']
+    """
+    rows = devices() if found is None else found
+    return list(dict.fromkeys(row["device"].split(":")[0] for row in rows if "why_not" not in row))
+
+
 def methods() -> list[dict[str, Any]]:
     """The registered methods, as :class:`~cwy.registry.Method` describes them."""
     return [
@@ -107,7 +118,7 @@ def backends() -> list[dict[str, Any]]:
     ``why`` says when it does), "passed over" or "not here" (``why`` is the reason).
     """
     rows: list[dict[str, Any]] = []
-    for device in dict.fromkeys(row["device"].split(":")[0] for row in devices() if "why_not" not in row):
+    for device in usable():
         wy = _choice(dispatch.backends("wy")["wy"], torch.zeros(2, 2, device=device))
         rows += [{"op": "wy", "device": device, **row} for row in wy]
         rows += rollout(128, device=device)
@@ -134,6 +145,12 @@ def rollout(
         ['torch']
     """
     check_choices("info.rollout", nonlinearity, "all", memory)
+    try:
+        torch.device(device)
+    except RuntimeError:
+        raise ValueError(f"info.rollout: unknown device {device!r}, e.g. cpu, cuda, cuda:1.") from None
+    if not (dtype.is_floating_point or dtype.is_complex):
+        raise ValueError(f"info.rollout: dtype must be real or complex floating point, got {dtype}.")
     if reflections is not None and not 1 <= reflections <= n:
         raise ValueError(f"info.rollout: reflections must be between 1 and N = {n}, got {reflections}.")
     if dtype.is_complex and not NONLINEARITIES[nonlinearity].complex:
@@ -142,7 +159,7 @@ def rollout(
     dtype = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
     factored = reflections is not None and factors_are_cheaper(n, reflections, batch * steps, device, dtype)
     request = Request(n, batch, steps, dtype, device, nonlinearity, reflections if factored else None, memory)
-    here = any(row["device"].split(":")[0] == device.split(":")[0] for row in devices() if "why_not" not in row)
+    here = device.split(":")[0] in usable()
     rows = _choice(dispatch.backends("rollout")["rollout"], request, "serves" if here else "would serve")
     return [{"op": "rollout", "device": device, **row} for row in rows]
 
