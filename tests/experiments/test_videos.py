@@ -1,15 +1,19 @@
 """Videos: real files written here, odd ones among them; the sets themselves where they are; frames without a decoder."""
 
+import io
 import json
+import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
+from rich.console import Console
 from safetensors.torch import save
 
-from cwy.experiments.data import DATASETS, DataError, kth, moving, weizmann
+from cwy.experiments.data import DATASETS, DataError, command, kth, moving, weizmann
 from cwy.experiments.data.videos import Videos, _sha256, decode, kept, read, square, write
 
 from ..test_cli import COMMAND, run
@@ -156,6 +160,31 @@ def test_the_list_counts_the_videos_of_a_part(root):
         (root / "kth" / action).mkdir(exist_ok=True)
     (root / "kth/walking/person20_walking_d4_uncomp.avi").unlink()
     assert "2 of 3 videos" in run(COMMAND, "data", "list", CWY_DATA=str(root)).stdout
+
+
+def test_the_check_goes_through_every_set_without_a_decoder(root):
+    code = "import sys; sys.modules['av'] = None; from cwy.cli import main; main()"
+    done = run(sys.executable, "-c", code, "data", "check", CWY_DATA=str(root))
+    assert (done.returncode, done.stderr) == (1, "")
+    rows = dict(re.findall(r"^ (\w+) +NO +(\d+ of \d+ \w+)", done.stdout, re.MULTILINE))
+    assert rows == {"mnist": "0 of 4 files", "kth": "0 of 3 videos", "weizmann": "0 of 90 files", "tatoeba": "0 of 1 files"}
+    assert "PyAV" in done.stdout
+
+
+def test_a_part_of_the_videos_is_not_called_complete(root, monkeypatch):
+    monkeypatch.setenv("CWY_DATA", str(root))
+    for action in kth.ACTIONS:
+        (root / "kth" / action).mkdir(exist_ok=True)
+    listed = kth.listed(root / "kth")
+    told = io.StringIO()
+    some = replace(DATASETS["kth"], files=DATASETS["kth"].files[1:])
+    assert len(listed) == 3
+    monkeypatch.setitem(DATASETS, "kth", some)
+    monkeypatch.setattr(command, "KTH", some)
+    assert command.fetch("kth", Console(file=told)), "all three are here"
+    listed[0].path(root / "kth").unlink()
+    assert not command.fetch("kth", Console(file=told))
+    assert "2 of 3 videos are here" in told.getvalue()
 
 
 def test_frames_of_any_size_become_squares(tmp_path):

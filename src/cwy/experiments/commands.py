@@ -203,7 +203,10 @@ def data_check(
         str | None, typer.Argument(metavar="[NAME]", help="One data set; all by default.", show_default=False)
     ] = None,
 ) -> None:
-    """Compares every file with its hash; the exit status is 1 if one is missing or damaged."""
+    """Compares every file with its hash, and ends with a summary.
+
+    The exit status is 1 if a file is missing, damaged or could not be checked.
+    """
     from rich.console import Console
 
     from .data import DataError
@@ -215,14 +218,18 @@ def data_check(
 
 
 def data_fetch(name: Annotated[str, typer.Argument(metavar="NAME", help="A data set of `cwy data list`.")]) -> None:
-    """Downloads what is missing of a data set; goes on where an earlier attempt stopped."""
+    """Downloads what is missing of a data set; goes on where an earlier attempt stopped.
+
+    The exit status is 1 if the set is not complete afterwards.
+    """
     from rich.console import Console
 
     from .data import DataError
     from .data.command import fetch
 
     with plainly(DataError):
-        fetch(name, Console(highlight=False, markup=False))
+        complete = fetch(name, Console(highlight=False, markup=False))
+    sys.exit(0 if complete else 1)
 
 
 def data_decode(name: Annotated[str, typer.Argument(metavar="NAME", help="kth or weizmann.")]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.table import Table
 
-from .fetch import DataError, default_root, inspect
+from .fetch import DataError, DataSet, default_root, inspect
 from .fetch import fetch as download
 from .sets import DATASETS, KTH, find
 
@@ -36,27 +37,62 @@ def show(console: Console) -> None:
     console.print(f"Folder: {default_root()} (set CWY_DATA to choose another)", soft_wrap=True)
 
 
+@dataclass(frozen=True)
+class Checked:
+    """What a check found of one data set: the parts that are right, those there should be, and what hindered it."""
+
+    right: int
+    parts: int
+    kind: str
+    hindered: str = ""
+
+    @property
+    def whole(self) -> bool:
+        return self.right == self.parts and not self.hindered
+
+
 def check(name: str | None, console: Console) -> bool:
-    """Reads every file of a data set, or of all, and compares it with its hash; whether all are here and right."""
-    whole = True
-    for dataset in [find(name)] if name else DATASETS.values():
-        if not name and not dataset.folder().exists():
-            whole = False
-            console.print(f"{dataset.folder()} is missing, a folder of {len(dataset.files)} files", soft_wrap=True)
-            continue
-        for file in dataset.files:
-            path = dataset.folder() / file.name
-            if file.unpacked(dataset.folder()):
-                continue
-            wrong = inspect(path, file)
-            whole &= wrong is None
-            console.print(f"{path} {wrong or 'is right'}", soft_wrap=True)
-        if dataset is KTH and (dataset.folder() / KTH.files[0].name).is_file():
-            whole &= _check_kth(dataset.folder(), console)
-    return whole
+    """Compare every file of a data set, or of all, with its hash; return whether all are here and right.
+
+    What is wrong is printed by name, and at the end a summary of every set.
+    """
+    chosen = [find(name)] if name else list(DATASETS.values())
+    found = {dataset: _check(dataset, console) for dataset in chosen}
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("set", no_wrap=True)
+    table.add_column("whole?", no_wrap=True)
+    table.add_column("right", no_wrap=True)
+    table.add_column("what else is wrong", overflow="fold")
+    for dataset, checked in found.items():
+        state = "yes" if checked.whole else "NO"
+        right = f"{checked.right} of {checked.parts} {checked.kind}"
+        table.add_row(dataset.name, state, right, checked.hindered)
+    console.print(table)
+    console.print(f"Folder: {default_root()} (set CWY_DATA to choose another)", soft_wrap=True)
+    return all(checked.whole for checked in found.values())
 
 
-def _check_kth(folder: Path, console: Console) -> bool:
+def _check(dataset: DataSet, console: Console) -> Checked:
+    folder = dataset.folder()
+    if not folder.exists():
+        return Checked(0, len(dataset.files), "files", "the folder is missing")
+    right = 0
+    for file in dataset.files:
+        path = folder / file.name
+        wrong = None if file.unpacked(folder) else inspect(path, file)
+        if wrong is None:
+            right += 1
+        else:
+            console.print(f"{path} {wrong}", soft_wrap=True)
+    if dataset is KTH and (folder / KTH.files[0].name).is_file():
+        try:
+            return _check_kth(folder, console)
+        except DataError as error:
+            return Checked(right, len(dataset.files), "files", str(error))
+    return Checked(right, len(dataset.files), "files")
+
+
+def _check_kth(folder: Path, console: Console) -> Checked:
     """The table of statistics beside the paper's, then every video that is here: whether it has the frames it should."""
     from . import kth
 
@@ -65,29 +101,31 @@ def _check_kth(folder: Path, console: Console) -> bool:
     table.add_column("", no_wrap=True)
     for action in kth.ACTIONS:
         table.add_column(action, justify="right")
-    right = True
+    papers = True
     for name, values in kth.PAPER.items():
         ours = {action: found.get(action, {}).get(name, 0) for action in values}
-        right &= ours == values
+        papers &= ours == values
         table.add_row(
             name, *(f"{o:g}" if o == p else f"{o:g}, paper {p:g}" for o, p in zip(ours.values(), values.values(), strict=True))
         )
-    console.print("Lengths of sequences in frames, and frames of each split:", end="\n\n")
+    console.print("KTH: lengths of sequences in frames, and frames of each split:", end="\n\n")
     console.print(table)
-    verdict = "These are the paper's numbers." if right else "They are NOT the paper's."
+    verdict = "These are the paper's numbers." if papers else "They are NOT the paper's."
     console.print(f"{verdict} Left out: {', '.join(f'{name}, {why}' for name, why in kth.LEFT_OUT.items())}.")
     here = [video for video in videos if video.path(folder).is_file()]
+    if find_spec("av") is None:
+        console.print(f"{len(here)} of {len(videos)} videos are here, none of them decoded.")
+        return Checked(0, len(videos), "videos", 'decoding them needs PyAV: pip install "cwy[video]"')
     wrong = []
     for video in here:
         try:
             kth.frames(folder, video)
         except DataError as error:
-            if find_spec("av") is None:
-                raise
             wrong.append(video)
             console.print(str(error), soft_wrap=True)
     console.print(f"{len(here)} of {len(videos)} videos are here, {len(here) - len(wrong)} of them whole.")
-    return right and not wrong and len(here) == len(videos)
+    unlike = "" if papers else f"{kth.LIST} does not give the paper's numbers"
+    return Checked(len(here) - len(wrong), len(videos), "videos", unlike)
 
 
 def decode(name: str, console: Console) -> None:
@@ -105,8 +143,8 @@ def decode(name: str, console: Console) -> None:
         console.print(f"{frames_root() / f'{name}-{action}.safetensors'}: {counts}", soft_wrap=True)
 
 
-def fetch(name: str, console: Console) -> None:
-    """Downloads what is missing of a data set, and says where it is."""
+def fetch(name: str, console: Console) -> bool:
+    """Download what is missing of a data set, print where it is, and return whether all of it is there."""
     dataset = find(name)
     bars = Progress(
         TextColumn("{task.description:28}"),
@@ -119,4 +157,17 @@ def fetch(name: str, console: Console) -> None:
     with bars:
         ids = {file: bars.add_task(file.name, total=file.size) for file in dataset.files}
         folder = download(dataset, watch=lambda file, done: bars.update(ids[file], completed=done))
+    if dataset is KTH:
+        from . import kth
+
+        missing = [video for video in kth.listed(folder) if not video.path(folder).is_file()]
+        if missing:
+            parts = ", ".join(sorted({video.action for video in missing}))
+            every = len(kth.listed(folder))
+            console.print(f"{every - len(missing)} of {every} videos are here: {folder}", soft_wrap=True)
+            console.print(f"Videos are missing in: {parts}.")
+            console.print("An action that has a folder is not downloaded.")
+            console.print("To get the rest, move these folders away and fetch again.")
+            return False
     console.print(f"Every file is here and right: {folder}", soft_wrap=True)
+    return True
