@@ -168,3 +168,15 @@ def test_on_the_gpu_it_is_the_same(method, reflections):
 def _gradients(model, source, target):
     weight = torch.ones(len(source), device=source.device)
     return torch.autograd.grad(task.load("nmt").loss(None, model, (source, target, weight))[0], list(model.parameters()))
+
+
+def test_only_the_small_recipe_starts_with_small_embeddings():
+    recipes = task.load("nmt").recipes
+    assert {name for name, recipe in recipes.items() if recipe("cwy").embedding_scale != 1} == {"small"}
+    torch.manual_seed(0)
+    full = translator().state_dict()
+    torch.manual_seed(0)
+    small = translator(embedding_scale=0.05).state_dict()
+    for key, value in full.items():
+        scale = 0.05 if key in ("source.weight", "target.weight") else 1
+        torch.testing.assert_close(small[key], (value * scale).to(value.dtype), rtol=1e-12, atol=0)

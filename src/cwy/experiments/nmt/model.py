@@ -51,6 +51,9 @@ class Translator(nn.Module):
         n, e = config.hidden_size, config.embedding_size
         self.data, self.vocabularies = data, [Vocabulary(data[side][len(SPECIAL) :]) for side in ("source", "target")]
         self.source, self.target = (nn.Embedding(len(words), e, dtype=dtype) for words in self.vocabularies)
+        with torch.no_grad():
+            self.source.weight.mul_(config.embedding_scale)
+            self.target.weight.mul_(config.embedding_scale)
         self.encoder = Encoder(method, config, e, dtype)
         self.decoder = cell(method, config, n + e, dtype)
         self.keys = nn.Linear(n, n, bias=False, dtype=dtype)
