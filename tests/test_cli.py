@@ -98,6 +98,12 @@ def test_demo_shows_a_table_a_sentence_and_the_reports_picture(tmp_path):
     assert picture.std() > 0.05
 
 
+def test_the_help_of_the_demo_names_the_steps_it_takes():
+    (steps,) = {one.config.iterations for one in demo.prepare(["cwy", "lstm"], None, 0)}
+    told = " ".join(run(COMMAND, "demo", "--help", COLUMNS="200").stdout.split())
+    assert f"(the recipe's, {steps})" in told
+
+
 def test_demo_is_drawn_by_its_seed():
     losses = lambda seed: [row["loss"] for row in demo.race(demo.prepare(["cwy"], 3, seed), Console(quiet=True))[0].metrics]
     assert losses(0) == losses(0) != losses(1)

@@ -94,7 +94,7 @@ def main() -> None:
     )
     app.callback()(_cwy)
     for command in COMMANDS:
-        app.command()(command)
+        app.command(cls=_helpful() if command is experiments.train else None)(command)
     bench = typer.Typer(no_args_is_help=True, help="Times every method beside its peers, on this machine.")
     for name, command in benches.commands().items():
         bench.command(name)(command)
@@ -115,6 +115,26 @@ def main() -> None:
         if isinstance(end.code, str):
             end.code = complaint(end.code)
         raise
+
+
+def _helpful() -> type[Any]:
+    """A command whose help goes on with the settings of the recipe that stands beside --help."""
+    from typer.core import TyperCommand
+
+    class Helpful(TyperCommand):
+        def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+            ctx.meta["given"] = list(args)
+            return super().parse_args(ctx, args)
+
+        def format_help(self, ctx: Any, formatter: Any) -> None:
+            super().format_help(ctx, formatter)
+            given, _, _ = self.make_parser(ctx).parse_args(args=list(ctx.meta.get("given", [])))
+            if given.get("task"):
+                from .experiments.commands import show_recipe
+
+                show_recipe(given["task"], given.get("method"))
+
+    return Helpful
 
 
 def _cwy(

@@ -1,19 +1,27 @@
 """cwy train and cwy runs: sweeps, methods, mistakes, and curves that stay as they are."""
 
+import io
 import json
 import re
+from dataclasses import fields
+from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 
 import cwy
 from cwy.experiments.engine import task
+from cwy.experiments.engine.catalog import meanings, recipes
 from cwy.experiments.engine.command import RunError
 from cwy.experiments.engine.run import Folder
+from cwy.experiments.engine.table import table
 
 from ..screen import watch
 from .process import arguments, numbers, program, rows, same, train, weights
 from .process import cwy as run
+
+RESULTS = Path(__file__).parents[2] / "results"
 
 # Training losses of 50 steps, means of ten, as they were when this was written (torch 2.13, CPU, float32).
 GOLDEN = {
@@ -40,6 +48,50 @@ def test_a_sweep_makes_one_folder_a_run_skips_the_finished_and_tells_of_failures
         ["small-cwy-L4-seed0", "cwy", "10"],
         ["small-cwy-L4-seed1", "cwy", "10"],
     ]
+
+
+@pytest.mark.skipif(not RESULTS.exists(), reason="needs the records of the repository")
+def test_80_columns_hold_every_run_with_its_measure_and_break_no_word():
+    console = Console(file=io.StringIO(), width=80)
+    console.print(table(RESULTS, console.width))
+    lines = console.file.getvalue().splitlines()[2:]
+    assert max(map(len, lines)) <= 80
+    names, rest = [], []
+    for line in lines:
+        part, *cells = line.split()
+        if cells:
+            names.append(part)
+            rest.append(line)
+        else:
+            assert names[-1][-1] in "-/", "a name is broken between its parts"
+            names[-1] += part
+    assert sorted(names) == sorted(path.parent.relative_to(RESULTS).as_posix() for path in RESULTS.rglob("config.json"))
+    measures = {"copying": "acc", "mnist": "acc", "nmt": "BLEU", "convergence": "grad²"}
+    for name, line in zip(names, rest, strict=True):
+        measure = measures.get(name.split("/")[0])
+        assert measure is None or not line.rstrip().endswith("done") or measure in line, line
+
+
+def test_the_list_names_every_task_recipe_and_method():
+    done = run("train", "--list")
+    assert (done.returncode, done.stderr) == (0, "")
+    words = set(re.split(r"[\s,]+", done.stdout))
+    for name in task.TASKS:
+        kind = task.load(name)
+        assert {name, *recipes(kind), *kind.methods()} <= words
+        assert set(meanings(kind.Config)) == {field.name for field in fields(kind.Config)}
+        assert all(meanings(kind.Config).values()), "every setting has a meaning"
+
+
+def test_the_help_of_a_recipe_shows_its_settings_for_a_method():
+    done = run("train", "adding/small", "--method", "lstm,cwy", "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    shown = dict(re.findall(r"^(\w+) +(\S+) +\S", done.stdout[done.stdout.index("--set  ") :], re.MULTILINE))
+    config = task.settings("adding/small", "lstm").config.to_dict()
+    assert shown.keys() == config.keys()
+    assert (shown["hidden_size"], shown["init"], shown["lr"]) == ("48", "none", "0.005")
+    done = run("train", "adding/smal", "--help")
+    assert (done.returncode, "Did you mean 'small'" in done.stderr) == (1, True)
 
 
 def test_a_finished_run_is_described_whole(whole):

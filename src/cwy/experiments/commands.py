@@ -62,6 +62,27 @@ def demo(
     console.print(demo.context(found), style="dim")
 
 
+def show_recipe(what: str, method: str | None) -> None:
+    """Print the settings of a recipe below the help of ``cwy train``; of several methods, the first's."""
+    from rich.console import Console
+
+    from .engine.catalog import show_recipe
+
+    first = method.split(",")[0].strip() if method else None
+    with plainly(ValueError):
+        show_recipe(what, first, Console(highlight=False, markup=False))
+
+
+def _list_tasks(asked: bool) -> None:
+    if asked:
+        from rich.console import Console
+
+        from .engine.catalog import show_tasks
+
+        show_tasks(Console(highlight=False, markup=False))
+        raise typer.Exit
+
+
 def train(
     task: Annotated[
         str,
@@ -70,6 +91,10 @@ def train(
             help="copying, adding, mnist, pmnist, convergence, nmt, kth, weizmann or movingmnist; e.g. copying/small.",
         ),
     ],
+    every_task: Annotated[
+        bool,
+        typer.Option("--list", callback=_list_tasks, is_eager=True, help="Show tasks, recipes and methods."),
+    ] = False,
     method: Annotated[
         str | None,
         typer.Option(
@@ -96,12 +121,17 @@ def train(
 ) -> None:
     """Trains a task of the paper and writes a run folder.
 
+    `cwy train --list` shows tasks, recipes and methods;
+    `cwy train TASK/RECIPE --help` every setting with its meaning and default.
+
     Several methods or seeds make a sweep: one folder a run, those already
     finished are skipped. SIGTERM, Ctrl-C and the end of the terminal save and
     stop; `cwy resume` goes on.
     Many GPUs: torchrun --nproc-per-node=K -m cwy train …
 
-    Exit status: 0 finished, 1 failed, 2 wrong options, 3 diverged, 129, 130 or 143 stopped and saved.
+    Exit status: 0 finished, 1 failed (also: a task, method, setting or device
+    that is not known), 2 an option is unknown or lacks its value, 3 diverged,
+    129, 130 or 143 stopped and saved.
     """
     given = [None] if method is None else [name.strip() for name in method.split(",") if name.strip()]
     names = list(dict.fromkeys(given))
@@ -155,10 +185,11 @@ def runs(folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="Where to 
 
     from .engine.table import table
 
-    view = table(folder)
+    console = Console(highlight=False, markup=False)
+    view = table(folder, console.width)
     if view is None:
         sys.exit(f"cwy: no run folder below {folder}.")
-    Console(highlight=False, markup=False).print(view)
+    console.print(view)
 
 
 def report(

@@ -41,7 +41,7 @@ class Display:
         self._step = step
         self._total = total
         rest = {key: value for key, value in settings.to_dict().items() if key not in unused.union(_HEAD)}
-        values = " ".join(f"{key}={_plain(value)}" for key, value in rest.items())
+        values = " ".join(f"{key}={plain(value)}" for key, value in rest.items())
         going_on = f", going on from step {step}" if step else ""
         name = f"{settings.task}/{settings.recipe} {settings.method} seed {settings.seed}"
         self.console.print(f"{name} on {settings.device}, {settings.precision}{going_on}", style="bold")
@@ -133,7 +133,8 @@ class Display:
 _HEAD = ("task", "recipe", "method", "seed", "device", "precision")
 
 
-def _plain(value: object) -> str:
+def plain(value: object) -> str:
+    """A setting as --set takes it."""
     return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value).lower()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,18 +13,51 @@ from ...terminal import printable
 from .checkpoint import step_of
 from .run import CONFIG, Folder
 
+NAME = 12
+"""The fewest columns for a run's name."""
 
-def table(root: Path) -> Table | None:
-    """One row a run below a folder; None if there is none."""
-    view = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    view.add_column("run", overflow="fold", min_width=12)
-    view.add_column("method", no_wrap=True)
-    for heading in ("step", "loss", "accuracy", "best", "time"):
+HEADINGS = ("run", "method", "step", "loss", "measure", "best", "time", "")
+MEASURES = {
+    "accuracy": "acc {:.2%}",
+    "bleu": "BLEU {:.1f}",
+    "perplexity": "ppl {:.3g}",
+    "minimum": "grad² {:.2g}",
+}
+"""Beside the loss, the first of these that a run has measured."""
+
+
+def table(root: Path, width: int = 80) -> Table | None:
+    """One row a run below a folder, in so many columns of a terminal; None if there is none."""
+    rows = list(_rows(root))
+    if not rows:
+        return None
+    others = [max(len(row[at]) for row in [HEADINGS, *rows]) for at in range(1, len(HEADINGS))]
+    # A space stands between two columns.
+    room = max(NAME, width - sum(others) - len(others))
+    view = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=0)
+    view.add_column(HEADINGS[0], no_wrap=True)
+    view.add_column(HEADINGS[1], no_wrap=True)
+    for heading in HEADINGS[2:-1]:
         view.add_column(heading, justify="right", no_wrap=True)
-    view.add_column("", no_wrap=True)
-    for cells in _rows(root):
-        view.add_row(*cells)
-    return view if view.row_count else None
+    view.add_column(HEADINGS[-1], no_wrap=True)
+    for name, *cells in rows:
+        view.add_row(in_parts(name, room), *cells)
+    return view
+
+
+def in_parts(name: str, width: int) -> str:
+    """Break a name after hyphens and slashes only, into lines of a width if its parts allow.
+
+    Example:
+        >>> in_parts("results/nmt/cwy-128-tanh-seed0", 12).split("\\n")
+        ['results/nmt/', 'cwy-128-', 'tanh-seed0']
+    """
+    lines = [""]
+    for part in re.findall(r"[^-/]*[-/]|[^-/]+", name):
+        if lines[-1] and len(lines[-1]) + len(part) > width:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(lines)
 
 
 def _rows(root: Path) -> Iterator[list[str]]:
@@ -48,9 +82,9 @@ def _cells(folder: Folder) -> list[str]:
         settings.method,
         str(step),
         _number(final.get("loss"), ".2e"),
-        _number(final.get("accuracy"), ".2%"),
+        next((form.format(final[name]) for name, form in MEASURES.items() if name in final), ""),
         _number(best["value"] if best else None, ".2%" if best and "accuracy" in best["metric"] else ".2e"),
-        _number(rows[-1]["seconds"] if rows else None, ".1f", " s"),
+        _number(rows[-1]["seconds"] if rows else None, ".0f", " s"),
         "done" if record else "diverged" if folder.diverged else "open",
     ]
 
