@@ -178,6 +178,15 @@ def test_a_mistake_is_one_line_and_leaves_nothing(more, settings, message, tmp_p
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("given", "status"),
+    [(["train"], 2), (["train", "copying/small", "--nosuch"], 2), (["train", "copyin"], 1), (["resume", "nowhere"], 1)],
+)
+def test_exit_statuses_are_those_that_the_help_promises(given, status, tmp_path):
+    done = run(*given, cwd=tmp_path)
+    assert (done.returncode, done.stdout, "Traceback" in done.stderr) == (status, "", False)
+
+
 def test_a_bug_in_a_task_keeps_its_traceback(tmp_path, monkeypatch):
     # The same kind of error that the library raises where a setting does not suit it.
     monkeypatch.setattr(task.load("copying"), "model", lambda self: torch.nn.Linear(None, 3))

@@ -145,7 +145,10 @@ def resume(
         str | None, typer.Option(metavar="NAME", help="Go on elsewhere than it began.", show_default=False)
     ] = None,
 ) -> None:
-    """Goes on with a run from its last checkpoint, as if it had never stopped; a finished run is left as it is."""
+    """Goes on with a run from its last checkpoint, as if it had never stopped; a finished run is left as it is.
+
+    Exit status: as of `cwy train`.
+    """
     _run(lambda engine, *by: engine.resume(folder, device, *by))
 
 

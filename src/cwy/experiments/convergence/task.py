@@ -45,7 +45,9 @@ class Descent(nn.Module):
 class Convergence(Task[ConvergenceConfig]):
     r"""Descend a random objective over O(N) or St(N, M), by steps of k^-0.5 along minibatch gradients.
 
-    It is $f(X) = \frac1n \sum_i \log\cosh(w_i^\top X a_i - y_i)$. The terms are drawn by the seed. As the theorem asks, f has Lipschitz gradients, a minibatch's gradient has the right
+    It is $f(X) = \frac1n \sum_i \log\cosh(w_i^\top X a_i - y_i)$.
+
+    The terms are drawn by the seed. As the theorem asks, f has Lipschitz gradients, a minibatch's gradient has the right
     mean and bounded variance, and the first vectors are fixed and not zero. Logged are, over all replicas, the mean of
     $\sum_l \lVert\nabla_{v_l} f\rVert^2$ before the last step (``gradient``), its minimum over all steps (``minimum``), the
     shortest vector (``norm``), and the smallest relative growth of a vector in any step (``growth``).
