@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
+CUDA := $(shell find src -name '*.cu' -o -name '*.cuh')
 
 .PHONY: help demo test check docs clean
 
@@ -17,6 +18,7 @@ test: $(READY)  ## every test that this machine can run
 check: $(READY)  ## lint, types, import contract, docs
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror $(CUDA)
 	$(BIN)/pyrefly check
 	$(BIN)/lint-imports
 	$(MAKE) docs

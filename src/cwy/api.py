@@ -17,8 +17,8 @@ from . import init as inits
 from .ops.checks import check_tensor
 from .parametrizations import OrthogonalMap
 from .parametrizations.base import Free
-from .parametrizations.reflections import Length
 from .parametrizations.loading import take_no_plain_weights, take_plain_weights
+from .parametrizations.reflections import Length
 from .parametrizations.rgd import OnManifold, keep, on_manifold, release
 from .registry import METHODS
 from .testing import gram_gap

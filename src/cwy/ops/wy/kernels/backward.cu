@@ -6,9 +6,9 @@ enum { NARROW, WIDE, TRUNCATED, ENDING, FACTORS };
 
 struct Backward {
   const float *z, *u, *factor, *reciprocal;  // the factor is y if WIDE, and else t
-  const float* signs;  // of the columns of the result; null for none
-  const float* q;      // WIDE
-  float *w, *a, *b;    // ENDING; of FACTORS a and b are the gradients of U, null for none, and of T
+  const float* signs;                        // of the columns of the result; null for none
+  const float* q;                            // WIDE
+  float *w, *a, *b;  // ENDING; of FACTORS a and b are the gradients of U, null for none, and of T
   float* dv;
   float* work;
   double* parts;  // of sums over rows
@@ -22,22 +22,36 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) backward(const B
   const int n = of.n, l = of.l, splits = of.splits, chunks = of.chunks;
   const int first = share(grid.group, of.groups, of.batch), batch = share(grid.group + 1, of.groups, of.batch) - first;
   const long nl = (long)n * l, ll = (long)l * l, nn = (long)n * n;
-  const float *const u = of.u + first * nl, *const t = of.factor + first * ll, *const reciprocal = of.reciprocal + (long)first * l;
+  const float *const u = of.u + first * nl, *const t = of.factor + first * ll,
+                     *const reciprocal = of.reciprocal + (long)first * l;
   const float* const z = of.z + first * (KIND == TRUNCATED ? nl : nn);
   float* const dv = of.dv + first * nl;
-  float* const work = of.work + first * (KIND == NARROW ? ll + 4 * nl : KIND == WIDE ? ll + nl + nn : KIND == TRUNCATED ? 5 * ll : KIND == FACTORS ? 2 * ll : ll);
+  float* const work = of.work + first * (KIND == NARROW      ? ll + 4 * nl
+                                         : KIND == WIDE      ? ll + nl + nn
+                                         : KIND == TRUNCATED ? 5 * ll
+                                         : KIND == FACTORS   ? 2 * ll
+                                                             : ll);
   double* const columns = of.parts + first * max((long)chunks * l, splits > 1 ? splits * ll : 0);
   float* const parts = reinterpret_cast<float*>(columns);
 
   auto all = [=](int size) { return [=](int, int, int) { return make_int2(0, size); }; };
   auto matrix = [=](const float* x, int rows, int columns) {
-    return [=](int b) { const View<const float> of(x + (long)b * rows * columns); return [=](int i, int j) { return of[i * columns + j]; }; };
+    return [=](int b) {
+      const View<const float> of(x + (long)b * rows * columns);
+      return [=](int i, int j) { return of[i * columns + j]; };
+    };
   };
   auto transposed = [=](const float* x, int rows, int columns) {
-    return [=](int b) { const View<const float> of(x + (long)b * rows * columns); return [=](int i, int j) { return of[j * columns + i]; }; };
+    return [=](int b) {
+      const View<const float> of(x + (long)b * rows * columns);
+      return [=](int i, int j) { return of[j * columns + i]; };
+    };
   };
   auto into = [=](float* x, int rows, int columns) {
-    return [=](int b) { const View<float> to(x + (long)b * rows * columns); return [=](int i, int j, float value) { to[i * columns + j] = value; }; };
+    return [=](int b) {
+      const View<float> to(x + (long)b * rows * columns);
+      return [=](int i, int j, float value) { to[i * columns + j] = value; };
+    };
   };
   // l x l; if `upper`, D + D^T from what is above the diagonal of D alone
   auto into_square = [=](float* x, bool upper) {
@@ -59,13 +73,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) backward(const B
     };
   };
   auto both = [=](const float* x) {
-    return [=](int b) { const View<const float> of(x + b * ll); return [=](int k, int j) { return k == j ? 0.f : of[k * l + j]; }; };
+    return [=](int b) {
+      const View<const float> of(x + b * ll);
+      return [=](int k, int j) { return k == j ? 0.f : of[k * l + j]; };
+    };
   };
 
   // x = left^T right, both n x l, summed over all rows, as into_square puts it.
   auto over_rows = [&](const float* left, const float* right, float* x, bool upper) {
     product<false, false>(
-        grid, batch * splits, l, l, [=](int b, int i, int j) { return !upper || i < j + TILE ? split(b, splits, n) : make_int2(0, 0); },
+        grid, batch * splits, l, l,
+        [=](int b, int i, int j) { return !upper || i < j + TILE ? split(b, splits, n) : make_int2(0, 0); },
         transposed(left, n, l), matrix(right, n, l), into_square(splits > 1 ? parts : x, upper && splits == 1), splits);
   };
   auto add_up = [&](float* x, bool upper) {
@@ -84,8 +102,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) backward(const B
     float *w = of.w + first * nl, *a = of.a + first * nl, *z_w = of.b + first * nl;
     if constexpr (KIND == NARROW) {
       w = y + batch * nl, a = w + batch * nl, z_w = a + batch * nl;
-      product<true, true>(grid, batch, n, l, [=](int, int, int j) { return make_int2(j, l); }, matrix(u, n, l), transposed(t, l, l), into_signed(y, n, l));
-      product<true, false>(grid, batch, n, l, [=](int, int, int j) { return make_int2(0, min(j + TILE, l)); }, matrix(u, n, l), matrix(t, l, l), into(w, n, l));
+      product<true, true>(
+          grid, batch, n, l, [=](int, int, int j) { return make_int2(j, l); }, matrix(u, n, l), transposed(t, l, l),
+          into_signed(y, n, l));
+      product<true, false>(
+          grid, batch, n, l, [=](int, int, int j) { return make_int2(0, min(j + TILE, l)); }, matrix(u, n, l),
+          matrix(t, l, l), into(w, n, l));
       grid.meet();
       product<true, false>(grid, batch, n, l, all(n), matrix(z, n, n), matrix(y, n, l), into(a, n, l));
       product<false, false>(grid, batch, n, l, all(n), transposed(z, n, n), matrix(w, n, l), into_signed(z_w, n, l));
@@ -105,16 +127,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) backward(const B
     float* const k = work;
     float* const x = k + batch * ll;
     float* const omega = x + batch * nl;
-    product<false, false>(
-        grid, batch, n, n, all(n), transposed(of.q + first * nn, n, n), matrix(z, n, n),
-        [=](int b) {
-          const View<float> to(omega + b * nn);
-          return [=](int i, int j, float value) { to[i * n + j] = value * sign(b, i) * sign(b, j); };
-        });
+    product<false, false>(grid, batch, n, n, all(n), transposed(of.q + first * nn, n, n), matrix(z, n, n), [=](int b) {
+      const View<float> to(omega + b * nn);
+      return [=](int i, int j, float value) { to[i * n + j] = value * sign(b, i) * sign(b, j); };
+    });
     grid.meet();
     product<true, false>(
         grid, batch, n, l, all(n),
-        [=](int b) { const View<const float> of(omega + b * nn); return [=](int i, int j) { return (of[i * n + j] - of[j * n + i]) / 2; }; },
+        [=](int b) {
+          const View<const float> of(omega + b * nn);
+          return [=](int i, int j) { return (of[i * n + j] - of[j * n + i]) / 2; };
+        },
         matrix(y, n, l), into(x, n, l));
     grid.meet();
     product<false, false>(
@@ -123,7 +146,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) backward(const B
     grid.meet();
     product<true, false>(
         grid, batch, n, l, [=](int, int, int j) { return make_int2(j, l); }, matrix(u, n, l),
-        [=](int b) { const View<const float> of(k + b * ll); return [=](int i, int j) { return i > j ? 2 * of[i * l + j] : 0.f; }; },
+        [=](int b) {
+          const View<const float> of(k + b * ll);
+          return [=](int i, int j) { return i > j ? 2 * of[i * l + j] : 0.f; };
+        },
         [=](int b) {
           return [=](int i, int j, float value) {
             const long at = b * nl + i * l + j;
@@ -135,11 +161,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) backward(const B
     float* const e = work;
     float* const d = e + batch * ll;
     product<false, false>(
-        grid, batch, l, l, [=](int, int i, int) { return make_int2(0, min(i + TILE, l)); }, transposed(t, l, l), matrix(dt, l, l), into(e, l, l));
+        grid, batch, l, l, [=](int, int i, int) { return make_int2(0, min(i + TILE, l)); }, transposed(t, l, l),
+        matrix(dt, l, l), into(e, l, l));
     grid.meet();
     product<true, true>(
-        grid, batch, l, l, [=](int, int i, int j) { return make_int2(j, i < j + TILE ? l : 0); }, matrix(e, l, l), transposed(t, l, l),
-        into_square(d, true));
+        grid, batch, l, l, [=](int, int i, int j) { return make_int2(j, i < j + TILE ? l : 0); }, matrix(e, l, l),
+        transposed(t, l, l), into_square(d, true));
     grid.meet();
     product<true, false>(grid, batch, n, l, all(l), matrix(u, n, l), both(d), [=](int b) {
       return [=](int i, int j, float x) {
@@ -155,17 +182,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) backward(const B
     float* const d = top + batch * ll;
     over_rows(u, z, c, false);
     product<true, true>(
-        grid, batch, l, l, [=](int, int, int j) { return make_int2(j, l); }, matrix(u, n, l), transposed(t, l, l), into(y, l, l));
+        grid, batch, l, l, [=](int, int, int j) { return make_int2(j, l); }, matrix(u, n, l), transposed(t, l, l),
+        into(y, l, l));
     add_up(c, false);
     grid.meet();
     product<false, false>(
-        grid, batch, l, l, [=](int, int i, int) { return make_int2(0, min(i + TILE, l)); }, transposed(t, l, l), matrix(c, l, l),
-        [=](int b) { const View<float> to(e + b * ll); return [=](int i, int j, float value) { to[i * l + j] = value * sign(b, j); }; });
+        grid, batch, l, l, [=](int, int i, int) { return make_int2(0, min(i + TILE, l)); }, transposed(t, l, l),
+        matrix(c, l, l),
+        [=](int b) {
+          const View<float> to(e + b * ll);
+          return [=](int i, int j, float value) { to[i * l + j] = value * sign(b, j); };
+        });
     product<false, false>(
-        grid, batch, l, l, [=](int, int, int j) { return make_int2(0, min(j + TILE, l)); }, transposed(c, l, l), matrix(t, l, l), into_signed(top, l, l));
+        grid, batch, l, l, [=](int, int, int j) { return make_int2(0, min(j + TILE, l)); }, transposed(c, l, l),
+        matrix(t, l, l), into_signed(top, l, l));
     grid.meet();
     product<true, false>(
-        grid, batch, l, l, [=](int, int i, int j) { return make_int2(0, i < j + TILE ? l : 0); }, matrix(e, l, l), matrix(y, l, l), into_square(d, true));
+        grid, batch, l, l, [=](int, int i, int j) { return make_int2(0, i < j + TILE ? l : 0); }, matrix(e, l, l),
+        matrix(y, l, l), into_square(d, true));
     grid.meet();
     auto symmetric = both(d);
     // First U (D + D^T), then Z Y, from here on: Z may be of any size, so no scale is shared.
@@ -179,7 +213,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) backward(const B
         [=](int b) {
           const auto one = symmetric(b);
           const float* const two = y + b * ll;
-          return [=](int k, int j) { return k < l ? one(k, j) : k < second ? 0.f : -sign(b, k - second) * two[(k - second) * l + j]; };
+          return [=](int k, int j) {
+            return k < l ? one(k, j) : k < second ? 0.f : -sign(b, k - second) * two[(k - second) * l + j];
+          };
         },
         [=](int b) {
           return [=](int i, int j, float x) { dv[b * nl + i * l + j] = i < l ? x - top[b * ll + i * l + j] : x; };
@@ -188,7 +224,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) backward(const B
 
   grid.meet();
   over_columns(
-      grid, batch, n, l, chunks, columns, [=](int b, int i, int j) { const long at = b * nl + (long)i * l + j; return (double)u[at] * dv[at]; },
+      grid, batch, n, l, chunks, columns,
+      [=](int b, int i, int j) {
+        const long at = b * nl + (long)i * l + j;
+        return (double)u[at] * dv[at];
+      },
       [=](int b, int j, double along) { return along; },
       [=](int b, int i, int j, double along) {
         const long at = b * nl + (long)i * l + j;

@@ -3,12 +3,18 @@
 
 constexpr int FULL = 1024, WIDE = 16;  // threads, and columns, of a block that takes nothing but columns
 
-// u = v with unit columns, for `batch` matrices n x l, a copy of it in float64 unless that is null, and what each was divided by.
-extern "C" __global__ void __launch_bounds__(FULL) normalise(const float* v, float* u, double* wide, float* reciprocal, int batch, int n, int l) {
+// u = v with unit columns, for `batch` matrices n x l, a copy of it in float64 unless that is null, and what each was
+// divided by.
+extern "C" __global__ void __launch_bounds__(FULL)
+    normalise(const float* v, float* u, double* wide, float* reciprocal, int batch, int n, int l) {
   Grid grid(nullptr, 0);
   const long nl = (long)n * l;
   over_columns<WIDE, FULL>(
-      grid, batch, n, l, 1, nullptr, [=](int b, int i, int j) { const double x = v[b * nl + (long)i * l + j]; return x * x; },
+      grid, batch, n, l, 1, nullptr,
+      [=](int b, int i, int j) {
+        const double x = v[b * nl + (long)i * l + j];
+        return x * x;
+      },
       [=](int b, int j, double square) {
         const double r = square == 0 ? 0 : 1 / sqrt(square);
         reciprocal[(long)b * l + j] = (float)min(r, ldexp(1., RECIPROCAL));
@@ -23,12 +29,16 @@ extern "C" __global__ void __launch_bounds__(FULL) normalise(const float* v, flo
 
 // dv = (du - u diag(u^T du)) / |v|, in place; du came divided by the power of two that the norm, if any, is just below.
 extern "C" __global__ void __launch_bounds__(FULL)
-project(const float* u, const float* reciprocal, float* dv, const double* norm, int batch, int n, int l) {
+    project(const float* u, const float* reciprocal, float* dv, const double* norm, int batch, int n, int l) {
   const int power = norm && *norm > 0 && *norm < 1e300 ? ilogb(*norm) + 1 : 0;
   Grid grid(nullptr, 0);
   const long nl = (long)n * l;
   over_columns<WIDE, FULL>(
-      grid, batch, n, l, 1, nullptr, [=](int b, int i, int j) { const long at = b * nl + (long)i * l + j; return (double)u[at] * dv[at]; },
+      grid, batch, n, l, 1, nullptr,
+      [=](int b, int i, int j) {
+        const long at = b * nl + (long)i * l + j;
+        return (double)u[at] * dv[at];
+      },
       [=](int b, int j, double along) { return along; },
       [=](int b, int i, int j, double along) {
         const long at = b * nl + (long)i * l + j;
@@ -52,13 +62,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) invert_blocks(co
   over_entries(grid, of.batch * blocks, width, width, [=](int b, int i, int j) {
     const int at = b % blocks * width;
     if (i > j) return;
-    of.work[b * area + place(width, i, j)] = entry(i, j, at + j < l ? of.gram[b / blocks * ll + (long)(at + i) * l + at + j] : 0);
+    of.work[b * area + place(width, i, j)] =
+        entry(i, j, at + j < l ? of.gram[b / blocks * ll + (long)(at + i) * l + at + j] : 0);
   });
-  over_entries(grid, of.batch, l, l, [=](int b, int i, int j) { if (i > j) of.t[b * ll + (long)i * l + j] = 0; });
+  over_entries(grid, of.batch, l, l, [=](int b, int i, int j) {
+    if (i > j) of.t[b * ll + (long)i * l + j] = 0;
+  });
   grid.meet();
-  solve(grid, of.batch * blocks, width, width / SIDE, of.work, [=](int p) { return p; }, [=](int b, int p, int j) {
-    const int at = b % blocks * width, column = p * SIDE + j;
-    return Column{nullptr, column, of.t + b / blocks * ll + (long)at * l + at + column, l, at + column < l ? column + 1 : 0};
-  });
+  solve(
+      grid, of.batch * blocks, width, width / SIDE, of.work, [=](int p) { return p; },
+      [=](int b, int p, int j) {
+        const int at = b % blocks * width, column = p * SIDE + j;
+        return Column{nullptr, column, of.t + b / blocks * ll + (long)at * l + at + column, l,
+                      at + column < l ? column + 1 : 0};
+      });
   grid.meet();  // or a replay would find the first meeting over before it began
 }

@@ -2,12 +2,12 @@
 #include "solve.cuh"
 
 struct Forward {
-  const float* v;          // batch x n x l
-  const float* signs;      // of the columns of out; null for none
+  const float* v;      // batch x n x l
+  const float* signs;  // of the columns of out; null for none
   float *u, *reciprocal;
-  float *t, *y;            // y = U T^T, of the first l rows if truncated; null if not wanted
-  float* out;              // null if not wanted
-  double* work;            // S, and the parts of sums, of each matrix its own
+  float *t, *y;  // y = U T^T, of the first l rows if truncated; null if not wanted
+  float* out;    // null if not wanted
+  double* work;  // S, and the parts of sums, of each matrix its own
   Token* flags;
   Token token;
   int batch, n, l, truncated, chunks, splits, groups;
@@ -26,7 +26,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) forward(const Fo
 
   // In float64 squares neither vanish nor overflow.
   over_columns(
-      grid, batch, n, l, chunks, parts, [=](int b, int i, int j) { const double x = v[b * nl + (long)i * l + j]; return x * x; },
+      grid, batch, n, l, chunks, parts,
+      [=](int b, int i, int j) {
+        const double x = v[b * nl + (long)i * l + j];
+        return x * x;
+      },
       [=](int b, int j, double square) {
         const double r = square == 0 ? 0 : 1 / sqrt(square);
         reciprocal[(long)b * l + j] = (float)min(r, ldexp(1., RECIPROCAL));
@@ -37,8 +41,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) forward(const Fo
   grid.meet();
   gram(grid, batch, splits, n, l, u, [=](int b, int i, int j, double x) {
     if (max(i, j) >= padded(l)) return;
-    if (splits == 1) s[b * area + place(l, i, j)] = entry(i, j, x);
-    else parts[b * area + place(l, i, j)] = x;
+    if (splits == 1)
+      s[b * area + place(l, i, j)] = entry(i, j, x);
+    else
+      parts[b * area + place(l, i, j)] = x;
   });
   for (int row = grid.index * WARPS + threadIdx.x / 32; t && row < batch * l; row += grid.size * WARPS)
     for (int j = threadIdx.x % 32; j < row % l; j += 32) t[(long)row * l + j] = 0;
@@ -69,10 +75,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) forward(const Fo
   grid.meet();
   product<true, true>(
       grid, batch, n, rows, [=](int, int, int) { return make_int2(0, l); },
-      [=](int b) { const View<const float> of(u + b * nl); return [=](int i, int k) { return of[i * l + k]; }; },
-      [=](int b) { const View<const float> of(y + (long)b * rows * l); return [=](int k, int j) { return of[j * l + k]; }; },
+      [=](int b) {
+        const View<const float> of(u + b * nl);
+        return [=](int i, int k) { return of[i * l + k]; };
+      },
+      [=](int b) {
+        const View<const float> of(y + (long)b * rows * l);
+        return [=](int k, int j) { return of[j * l + k]; };
+      },
       [=](int b) {
         const View<float> to(out + (long)b * n * rows);
-        return [=](int i, int j, float x) { to[i * rows + j] = ((i == j) - x) * (signs ? signs[(long)b * rows + j] : 1); };
+        return
+            [=](int i, int j, float x) { to[i * rows + j] = ((i == j) - x) * (signs ? signs[(long)b * rows + j] : 1); };
       });
 }

@@ -4,10 +4,12 @@
 
 constexpr int AHEAD = 4;  // products that wait for memory at once
 
-// c += a b for 8 x 8 matrices cut in two along k: a lane has c(r, 2q), c(r, 2q + 1), a(r, k) and b(k, r), with r = lane / 4, q = lane % 4,
-// and k any number that is its own in the quad.
+// c += a b for 8 x 8 matrices cut in two along k: a lane has c(r, 2q), c(r, 2q + 1), a(r, k) and b(k, r), with r = lane
+// / 4, q = lane % 4, and k any number that is its own in the quad.
 __device__ __forceinline__ void multiply(double2& c, double a, double b) {
-  asm volatile("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0, %1}, {%2}, {%3}, {%0, %1};" : "+d"(c.x), "+d"(c.y) : "d"(a), "d"(b));
+  asm volatile("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0, %1}, {%2}, {%3}, {%0, %1};"
+               : "+d"(c.x), "+d"(c.y)
+               : "d"(a), "d"(b));
 }
 // The same for two of a with one b: one instruction from capability 9 on.
 __device__ __forceinline__ void multiply(double2& c, double2& d, double a, double e, double b) {
@@ -20,9 +22,10 @@ __device__ __forceinline__ void multiply(double2& c, double2& d, double a, doubl
 #endif
 }
 
-// put(b, i, j, sum over rows k of u(b, k, i) u(b, k, j)) for the tiles of `batch` matrices that are not below the diagonal; b counts
-// the `splits` of the rows of each. A warp has 32 x 16 of a tile, and a part of the rows.
-template <class Put> __device__ void gram(Grid& grid, int batch, int splits, int n, int l, const float* u, Put put) {
+// put(b, i, j, sum over rows k of u(b, k, i) u(b, k, j)) for the tiles of `batch` matrices that are not below the
+// diagonal; b counts the `splits` of the rows of each. A warp has 32 x 16 of a tile, and a part of the rows.
+template <class Put>
+__device__ void gram(Grid& grid, int batch, int splits, int n, int l, const float* u, Put put) {
   const int across = (l + TILE - 1) / TILE, tiles = across * (across + 1) / 2, each = (n + splits - 1) / splits;
   constexpr int ACROSS = TILE / 16, PLACES = TILE / 32 * ACROSS, SHARES = THREADS / 32 / PLACES;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, r = lane / 4, q = lane % 4;

@@ -29,8 +29,9 @@ __device__ __forceinline__ void meet_in_cluster() {
 #endif
 }
 
-// The blocks that share some of the matrices, which take the tiles of a phase in turn. Tokens are new at each call, so that flags
-// need not be cleared first. A graph replayed comes with the same ones: a kernel must meet twice or more, which leaves others than the first.
+// The blocks that share some of the matrices, which take the tiles of a phase in turn. Tokens are new at each call, so
+// that flags need not be cleared first. A graph replayed comes with the same ones: a kernel must meet twice or more,
+// which leaves others than the first.
 struct Grid {
   const int group, size, index;
   const bool clustered;  // a cluster is a group: flags are not needed
@@ -39,16 +40,23 @@ struct Grid {
   int turn;
 
   __device__ Grid(Token* flags, Token token, int groups = 1)
-      : group(blockIdx.x / (gridDim.x / groups)), size(gridDim.x / groups), index(blockIdx.x % size), clustered(cluster_size() > 1),
-        flags(flags + group * size), token(token), turn(index) {}
+      : group(blockIdx.x / (gridDim.x / groups)),
+        size(gridDim.x / groups),
+        index(blockIdx.x % size),
+        clustered(cluster_size() > 1),
+        flags(flags + group * size),
+        token(token),
+        turn(index) {}
   __device__ ~Grid() {  // leaves
     if (flags && !clustered && size > 1 && size <= FEW && threadIdx.x == 0) set(flags + index, token);
   }
 
   // Waits for all blocks of the group, and sees what they wrote.
   __device__ void meet() {
-    if (clustered) meet_in_cluster();
-    else meet_by_flags();
+    if (clustered)
+      meet_in_cluster();
+    else
+      meet_by_flags();
     token++, turn = index;
   }
   __device__ void meet_by_flags() {
@@ -57,23 +65,27 @@ struct Grid {
     if (size <= FEW) {  // each watches all, who may be on their way to the next meeting, or have left
       if (threadIdx.x == 0) set(flags + index, token);
       if (threadIdx.x < size)
-        while (get(flags + threadIdx.x) - token > 1) {}
+        while (get(flags + threadIdx.x) - token > 1) {
+        }
     } else if (index == 0) {
       for (int i = 1 + threadIdx.x; i < size; i += THREADS)
-        while (get(flags + i) != token) {}
+        while (get(flags + i) != token) {
+        }
       __syncthreads();
       if (threadIdx.x == 0) set(flags, token);
     } else if (threadIdx.x == 0) {
       set(flags + index, token);
-      while (get(flags) != token) {}
+      while (get(flags) != token) {
+      }
     }
     __syncthreads();
   }
 };
 
-// x[i], for fewer than 2^30 of them: a place is x and one short number, and x is not computed again at each use, which a compiler that is
-// short of registers would do. Loops spent more on places than on sums.
-template <class T> struct View {
+// x[i], for fewer than 2^30 of them: a place is x and one short number, and x is not computed again at each use, which
+// a compiler that is short of registers would do. Loops spent more on places than on sums.
+template <class T>
+struct View {
   T* x;
   __device__ __forceinline__ explicit View(T* x) : x(x) {
     asm("" : "+l"(this->x));
@@ -83,19 +95,25 @@ template <class T> struct View {
 };
 
 // The first of the matrices of a group.
-__device__ __forceinline__ int share(int group, int groups, int batch) { return (int)((long)group * batch / groups); }
+__device__ __forceinline__ int share(int group, int groups, int batch) {
+  return (int)((long)group * batch / groups);
+}
 
-// finish(b, i, j, make(b, j, sum over i of term(b, i, j))) for every entry of `count` matrices. With more than one chunk of rows the
-// blocks meet once, and `parts` holds count x chunks x columns. A block has so many threads, and columns at once.
+// finish(b, i, j, make(b, j, sum over i of term(b, i, j))) for every entry of `count` matrices. With more than one
+// chunk of rows the blocks meet once, and `parts` holds count x chunks x columns. A block has so many threads, and
+// columns at once.
 template <int COLUMNS = ::COLUMNS, int THREADS = ::THREADS, class Term, class Make, class Finish>
-__device__ void over_columns(Grid& grid, int count, int rows, int columns, int chunks, double* parts, Term term, Make make, Finish finish) {
+__device__ void over_columns(Grid& grid, int count, int rows, int columns, int chunks, double* parts, Term term,
+                             Make make, Finish finish) {
   constexpr int ROWS = THREADS / COLUMNS;
-  const int across = (columns + COLUMNS - 1) / COLUMNS, total = count * chunks * across, each = (rows + chunks - 1) / chunks;
+  const int across = (columns + COLUMNS - 1) / COLUMNS, total = count * chunks * across,
+            each = (rows + chunks - 1) / chunks;
   const int row = threadIdx.x / COLUMNS, column = threadIdx.x % COLUMNS;
   double* const sums = reinterpret_cast<double*>(memory);
   for (int pass = chunks == 1; pass < 2; pass++) {
     for (; grid.turn < total; grid.turn += grid.size) {
-      const int b = grid.turn / across / chunks, chunk = grid.turn / across % chunks, j = grid.turn % across * COLUMNS + column;
+      const int b = grid.turn / across / chunks, chunk = grid.turn / across % chunks,
+                j = grid.turn % across * COLUMNS + column;
       const int from = chunk * each, to = j < columns ? min(from + each, rows) : from;
       double sum = 0;
       if (pass == 0 || chunks == 1) {
@@ -124,7 +142,8 @@ __device__ void over_columns(Grid& grid, int count, int rows, int columns, int c
 }
 
 // each(b, i, j) for every entry of `count` matrices.
-template <class Each> __device__ void over_entries(Grid& grid, int count, int rows, int columns, Each each) {
+template <class Each>
+__device__ void over_entries(Grid& grid, int count, int rows, int columns, Each each) {
   const long size = (long)rows * columns;
   const int per = (int)((size + THREADS - 1) / THREADS);
   for (; grid.turn < count * per; grid.turn += grid.size) {
@@ -134,11 +153,12 @@ template <class Each> __device__ void over_entries(Grid& grid, int count, int ro
   grid.turn -= count * per;
 }
 
-// put(b)(i, j, sum over k of left(b)(i, k) right(b)(k, j)) for every entry of `count` matrices. range(b, i, j) says over which k the
-// tile at (i, j) runs; a tile without any is left out. Each operand says whether its neighbours in memory are along k. The operands are
-// those of matrix b / splits.
+// put(b)(i, j, sum over k of left(b)(i, k) right(b)(k, j)) for every entry of `count` matrices. range(b, i, j) says
+// over which k the tile at (i, j) runs; a tile without any is left out. Each operand says whether its neighbours in
+// memory are along k. The operands are those of matrix b / splits.
 template <bool LEFT_ALONG, bool RIGHT_ALONG, class Range, class Left, class Right, class Put>
-__device__ void product(Grid& grid, int count, int rows, int columns, Range range, Left left, Right right, Put put, int splits = 1) {
+__device__ void product(Grid& grid, int count, int rows, int columns, Range range, Left left, Right right, Put put,
+                        int splits = 1) {
   const int down = (rows + TILE - 1) / TILE, across = (columns + TILE - 1) / TILE, total = count * down * across;
   float* const staged = reinterpret_cast<float*>(memory);
   for (; grid.turn < total; grid.turn += grid.size) {

@@ -1,13 +1,14 @@
 // Float32 as a sum of two fp16 numbers, hi + lo, for tensor cores: copies of either, side by side or below each other.
 #include "fp16.cuh"
 
-enum { PLAIN, SKEW, LOWER, BOTH };  // x; x - x^T; what is below its diagonal; what is above it, and its transpose
+enum { PLAIN, SKEW, LOWER, BOTH };   // x; x - x^T; what is below its diagonal; what is above it, and its transpose
 constexpr int TILE = 64, ROWS = 16;  // rows and columns of a block, and rows at once: a thread has four neighbours
 
-// Copy c of x, times 2^power, or if there is a norm times the power of two that brings it below 1 too, is hi if bit c of `order` is set.
-// Columns are a multiple of four, and x begins at a multiple of 16 bytes.
+// Copy c of x, times 2^power, or if there is a norm times the power of two that brings it below 1 too, is hi if bit c
+// of `order` is set. Columns are a multiple of four, and x begins at a multiple of 16 bytes.
 extern "C" __global__ void __launch_bounds__(TILE / 4 * ROWS)
-halves(const float* x, uint2* out, const double* norm, int rows, int columns, int kind, int copies, int order, int below, int power) {
+    halves(const float* x, uint2* out, const double* norm, int rows, int columns, int kind, int copies, int order,
+           int below, int power) {
   __shared__ float mirror[TILE][TILE + 1];
   const int i0 = blockIdx.y * TILE, j0 = blockIdx.x * TILE, j = threadIdx.x % (TILE / 4) * 4, column = j0 + j;
   auto load = [=](int i, int j) { return *reinterpret_cast<const float4*>(x + (long)i * columns + j); };

@@ -1,18 +1,26 @@
-// Upper-triangular systems S X = B in float64, eight columns of B at once, by a team of warps: no others need be waited for.
+// Upper-triangular systems S X = B in float64, eight columns of B at once, by a team of warps: no others need be waited
+// for.
 #pragma once
 #include "gram.cuh"
 
-constexpr int SIDE = 8, MOST = 8, WARPS = THREADS / 32;  // the side of a tile, and the most of a column's tiles that a warp has
+constexpr int SIDE = 8, MOST = 8,
+              WARPS = THREADS / 32;  // the side of a tile, and the most of a column's tiles that a warp has
 
 // S is kept by tiles of 8 x 8, with the reciprocals of its diagonal in place of the diagonal.
-__device__ __forceinline__ int padded(int l) { return (l + SIDE - 1) / SIDE * SIDE; }
+__device__ __forceinline__ int padded(int l) {
+  return (l + SIDE - 1) / SIDE * SIDE;
+}
 __device__ __forceinline__ int place(int l, int i, int j) {
   return (i / SIDE * (padded(l) / SIDE) + j / SIDE) * SIDE * SIDE + i % SIDE * SIDE + j % SIDE;
 }
-__device__ __forceinline__ double entry(int i, int j, double gram) { return i != j ? gram : gram == 0 ? 2 : 2 / gram; }
+__device__ __forceinline__ double entry(int i, int j, double gram) {
+  return i != j ? gram : gram == 0 ? 2 : 2 / gram;
+}
 
 // Waits for the other warps of a team.
-__device__ __forceinline__ void meet(int team, int width) { asm volatile("bar.sync %0, %1;" ::"r"(team + 1), "r"(32 * width) : "memory"); }
+__device__ __forceinline__ void meet(int team, int width) {
+  asm volatile("bar.sync %0, %1;" ::"r"(team + 1), "r"(32 * width) : "memory");
+}
 
 // A column of B, and where the first `size` entries of its solution go.
 struct Column {
@@ -22,11 +30,12 @@ struct Column {
   int stride, size;
 };
 
-// Solves for `panels` of eight columns, column(b, p, j), for each of `batch` matrices S, l x l. `last(p)` is the last tile of a panel that
-// is not zero; solutions below it are zero, and not written.
+// Solves for `panels` of eight columns, column(b, p, j), for each of `batch` matrices S, l x l. `last(p)` is the last
+// tile of a panel that is not zero; solutions below it are zero, and not written.
 //
-// From the last tile X_r of X upwards: the warp that has it multiplies what is left of B_r by the inverse of S_rr, and all warps of the
-// team subtract S_ir X_r from their B_i. They have them transposed, which makes a result of the tensor cores their next argument.
+// From the last tile X_r of X upwards: the warp that has it multiplies what is left of B_r by the inverse of S_rr, and
+// all warps of the team subtract S_ir X_r from their B_i. They have them transposed, which makes a result of the tensor
+// cores their next argument.
 template <class Last, class Columns>
 __device__ void solve(Grid& grid, int batch, int l, int panels, const double* s, Last last, Columns columns) {
   const int tiles = padded(l) / SIDE, lane = threadIdx.x % 32, warp = threadIdx.x / 32, j = lane / 4, k = lane % 4 * 2;
@@ -73,7 +82,8 @@ __device__ void solve(Grid& grid, int batch, int l, int panels, const double* s,
       for (int turn = width - 1; turn >= 0; turn--) {
         const int r = m * width + turn;
         if (r > from) continue;
-        double2* const slot = found + (r & 1) * 32 + lane;  // nobody needs X_0, so that the next panel may write there at once
+        double2* const slot =
+            found + (r & 1) * 32 + lane;  // nobody needs X_0, so that the next panel may write there at once
         double2 x = make_double2(0, 0);
         if (own == turn) {
           const double2 inverse = reinterpret_cast<const double2*>(inverses)[m * 32 + lane];

@@ -26,12 +26,13 @@ __device__ __forceinline__ void multiply(float (&c)[4], const unsigned (&a)[4], 
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// On tensor cores: a float32 is the sum of two fp16 numbers, after the largest of the slab was scaled to between 2^13 and 2^14, and three
-// products of those have the accuracy of one in float32. Every sixteen terms are added to the sums in float32, for tensor cores round
-// towards zero. Two neighbours along k share a word. A warp has 16 x 32 of the tile.
+// On tensor cores: a float32 is the sum of two fp16 numbers, after the largest of the slab was scaled to between 2^13
+// and 2^14, and three products of those have the accuracy of one in float32. Every sixteen terms are added to the sums
+// in float32, for tensor cores round towards zero. Two neighbours along k share a word. A warp has 16 x 32 of the tile.
 struct Sums {
-  static constexpr int PARTS = 1, REST = SLAB / 2 * PITCH, LARGEST = 140;  // the exponent of the largest, as a float32 has it
-  static constexpr int ALIKE = SLAB;  // terms that share a scale
+  static constexpr int PARTS = 1, REST = SLAB / 2 * PITCH,
+                       LARGEST = 140;  // the exponent of the largest, as a float32 has it
+  static constexpr int ALIKE = SLAB;   // terms that share a scale
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, y = warp / 2 * 16, x = warp % 2 * 32;
   unsigned* const lefts = reinterpret_cast<unsigned*>(memory);
   unsigned* const rights = lefts + 2 * REST;
@@ -51,7 +52,8 @@ struct Sums {
     float left = 0, right = 0;
     #pragma unroll
     for (int e = 0; e < LOADS; e++) left = fmaxf(left, fabsf(l[e])), right = fmaxf(right, fabsf(r[e]));
-    const unsigned a = __reduce_max_sync(~0u, __float_as_uint(left)), b = __reduce_max_sync(~0u, __float_as_uint(right));
+    const unsigned a = __reduce_max_sync(~0u, __float_as_uint(left)),
+                   b = __reduce_max_sync(~0u, __float_as_uint(right));
     if (lane == 0) largest[warp] = a, largest[8 + warp] = b;
   }
   // Its exponent, of eight warps.
@@ -59,9 +61,12 @@ struct Sums {
     const uint4 p = *reinterpret_cast<const uint4*>(largest), q = *reinterpret_cast<const uint4*>(largest + 4);
     return max(max(max(max(p.x, p.y), max(p.z, p.w)), max(max(q.x, q.y), max(q.z, q.w))) >> 23, 14u);
   }
-  static __device__ __forceinline__ float power(int exponent) { return __uint_as_float((unsigned)min(max(exponent, 1), 254) << 23); }
+  static __device__ __forceinline__ float power(int exponent) {
+    return __uint_as_float((unsigned)min(max(exponent, 1), 254) << 23);
+  }
 
-  template <bool LEFT_ALONG, bool RIGHT_ALONG> __device__ __forceinline__ void keep(const float (&l)[LOADS], const float (&r)[LOADS]) {
+  template <bool LEFT_ALONG, bool RIGHT_ALONG>
+  __device__ __forceinline__ void keep(const float (&l)[LOADS], const float (&r)[LOADS]) {
     // Not so small both that the scale of their product would be no float.
     const int right = exponent(largest + 8), left = max(exponent(largest), 2 * LARGEST - 126 - right);
     const float a = power(127 + LARGEST - left), b = power(127 + LARGEST - right);
@@ -106,7 +111,8 @@ struct Sums {
     for (int j = 0; j < 4; j++)
       #pragma unroll
       for (int e = 0; e < 4; e += 2)
-        *reinterpret_cast<float2*>(to + (y + e * 4 + lane / 4) * PITCH + x + j * 8 + lane % 4 * 2) = make_float2(sums[j][e], sums[j][e + 1]);
+        *reinterpret_cast<float2*>(to + (y + e * 4 + lane / 4) * PITCH + x + j * 8 + lane % 4 * 2) =
+            make_float2(sums[j][e], sums[j][e + 1]);
   }
 };
 
@@ -114,21 +120,26 @@ struct Sums {
 
 // In float32, by four teams of threads, each of which has some of the k and 4 x 4 entries a thread.
 struct Sums {
-  static constexpr int SIDE = 4, TEAM = TILE / SIDE * (TILE / SIDE), PARTS = THREADS / TEAM, DEPTH = SLAB / PARTS, ALIKE = 1;
-  const int part = threadIdx.x / TEAM, y = threadIdx.x % TEAM / (TILE / SIDE) * SIDE, x = threadIdx.x % (TILE / SIDE) * SIDE;
+  static constexpr int SIDE = 4, TEAM = TILE / SIDE * (TILE / SIDE), PARTS = THREADS / TEAM, DEPTH = SLAB / PARTS,
+                       ALIKE = 1;
+  const int part = threadIdx.x / TEAM, y = threadIdx.x % TEAM / (TILE / SIDE) * SIDE,
+            x = threadIdx.x % (TILE / SIDE) * SIDE;
   float* const lefts = reinterpret_cast<float*>(memory);
   float* const rights = lefts + SLAB * PITCH;
   float sums[SIDE][SIDE] = {};
 
   // Which of a tile, and which k, a thread loads: runs of 8 along k, or of 32 across.
-  static __device__ __forceinline__ int place(bool along, int e) { return along ? threadIdx.x % 32 / 8 + 4 * e : threadIdx.x % 32; }
+  static __device__ __forceinline__ int place(bool along, int e) {
+    return along ? threadIdx.x % 32 / 8 + 4 * e : threadIdx.x % 32;
+  }
   static __device__ __forceinline__ int depth(bool along, int e) {
     return along ? threadIdx.x % 8 + threadIdx.x / 32 * 8 : threadIdx.x / 32 + 8 * e;
   }
 
   __device__ __forceinline__ void measure(const float (&)[LOADS], const float (&)[LOADS]) const {}
 
-  template <bool LEFT_ALONG, bool RIGHT_ALONG> __device__ __forceinline__ void keep(const float (&l)[LOADS], const float (&r)[LOADS]) {
+  template <bool LEFT_ALONG, bool RIGHT_ALONG>
+  __device__ __forceinline__ void keep(const float (&l)[LOADS], const float (&r)[LOADS]) {
     #pragma unroll
     for (int e = 0; e < LOADS; e++) {
       lefts[depth(LEFT_ALONG, e) * PITCH + place(LEFT_ALONG, e)] = l[e];
