@@ -24,7 +24,9 @@ def vectors(family, n, size, dtype=torch.float64, seed=0, device="cpu"):
     elif family == "non-negative":
         v = v.abs()
     elif family == "low rank":
-        v = torch.randn(n, 8, dtype=torch.float64, generator=g) @ torch.randn(8, size, dtype=torch.float64, generator=g)
+        v = torch.randn(n, 8, dtype=torch.float64, generator=g) @ torch.randn(
+            8, size, dtype=torch.float64, generator=g
+        )
     elif family != "gaussian":
         raise ValueError(family)
     return v.to(dtype=dtype, device=device)

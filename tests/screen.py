@@ -57,7 +57,9 @@ def screen(output: str) -> list[str]:
     return [line.rstrip() for line in rows]
 
 
-def watch(command: list[str], cwd: Path, enough: Callable[[str], bool] = lambda text: False, **env: str) -> Seen:
+def watch(
+    command: list[str], cwd: Path, enough: Callable[[str], bool] = lambda text: False, **env: str
+) -> Seen:
     """Run a command at a terminal; press Ctrl-C when the screen shows enough."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
@@ -66,7 +68,9 @@ def watch(command: list[str], cwd: Path, enough: Callable[[str], bool] = lambda 
     pipes = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
     # A session of its own, so that the terminal is its terminal and Ctrl-C reaches it.
     take = lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-    process = subprocess.Popen(command, cwd=cwd, env=given, start_new_session=True, preexec_fn=take, **pipes)
+    process = subprocess.Popen(
+        command, cwd=cwd, env=given, start_new_session=True, preexec_fn=take, **pipes
+    )
     os.close(theirs)
     output, pressed, deadline = b"", False, time.monotonic() + 60
     try:

@@ -43,7 +43,9 @@ def test_the_orthogonality_error_of_a_module_and_of_its_weight(make, name):
     """Kernels are flattened as `orthogonal` does it; a module counts by its worst weight."""
     module = cwy.orthogonal(make(), name)
     assert cwy.orthogonality_error(getattr(module, name)) <= 1e-5
-    model = nn.Sequential(module, nn.Linear(3, 3), cwy.orthogonal(nn.Linear(3, 3), method="rgd-c-c"))
+    model = nn.Sequential(
+        module, nn.Linear(3, 3), cwy.orthogonal(nn.Linear(3, 3), method="rgd-c-c")
+    )
     assert cwy.orthogonality_error(model) <= 1e-5
     with torch.no_grad():
         model[2].weight *= 3
@@ -83,7 +85,9 @@ def test_an_orthogonal_weight_is_kept():
         with torch.no_grad():
             module.weight[0] *= sign * torch.linalg.det(module.weight).sign()
         before = module.weight.detach().clone()
-        torch.testing.assert_close(cwy.orthogonal(module).weight.detach(), before, atol=5e-6, rtol=0)
+        torch.testing.assert_close(
+            cwy.orthogonal(module).weight.detach(), before, atol=5e-6, rtol=0
+        )
 
 
 def holding(q):
@@ -101,7 +105,12 @@ def test_a_nearly_orthogonal_weight_takes_its_polar_factor(method, size, recwarn
     kind = cwy.METHODS[method].kind
     if kind not in ("any", "square" if size[0] == size[1] else "tall") or method == "own":
         pytest.skip("not for this weight")
-    stored = cwy.orthogonal(nn.Linear(*size[::-1], bias=False), method=method).weight.detach().bfloat16().float()
+    stored = (
+        cwy.orthogonal(nn.Linear(*size[::-1], bias=False), method=method)
+        .weight.detach()
+        .bfloat16()
+        .float()
+    )
     assert cwy.orthogonality_error(stored) > 4e-4
     u, _, vh = torch.linalg.svd(stored.double(), full_matrices=False)
     for options in ({}, {"init": "nearest"}):
@@ -125,8 +134,12 @@ def unreachable():
 
 
 REPLACED = [
-    pytest.param(unreachable, {"reflections": 2}, "2 reflections do not reach", id="few reflections"),
-    pytest.param(lambda: -torch.eye(5), {"method": "exprnn"}, "determinant is -1", id="determinant"),
+    pytest.param(
+        unreachable, {"reflections": 2}, "2 reflections do not reach", id="few reflections"
+    ),
+    pytest.param(
+        lambda: -torch.eye(5), {"method": "exprnn"}, "determinant is -1", id="determinant"
+    ),
     pytest.param(lambda: 1.1 * torch.eye(5), {}, "not orthogonal", id="further than 0.1"),
 ]
 
@@ -159,7 +172,9 @@ def test_a_weight_that_is_far_from_orthogonal_is_replaced_silently(recwarn):
             cwy.orthogonal(holding(singular), init="nearest")
     q = cwy.init.haar(5, 3)
     stretched = q @ torch.diag(torch.tensor([0.2, 1.0, 7.0]))
-    torch.testing.assert_close(cwy.orthogonal(holding(stretched), init="nearest").weight.detach(), q, atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        cwy.orthogonal(holding(stretched), init="nearest").weight.detach(), q, atol=1e-5, rtol=0
+    )
     assert not recwarn.list
 
 
@@ -186,7 +201,9 @@ def test_identity_is_exact_and_learns():
     for options in ({}, {"reflections": 3}):
         layer = linear(6, init="identity", **options)
         assert torch.equal(layer.weight, torch.eye(6, dtype=torch.float64))
-        target = torch.linalg.matrix_exp(0.3 * (torch.ones(6, 6).triu(1) - torch.ones(6, 6).tril(-1))).double()
+        target = torch.linalg.matrix_exp(
+            0.3 * (torch.ones(6, 6).triu(1) - torch.ones(6, 6).tril(-1))
+        ).double()
         optimiser = torch.optim.Adam(layer.parameters(), lr=0.05)
         first = None
         for _ in range(200):
@@ -200,7 +217,8 @@ def test_identity_is_exact_and_learns():
 
 
 @pytest.mark.parametrize(
-    ("init", "low", "high"), [("henaff", -math.pi, math.pi), ("helfrich", 0, math.pi / 2), ("helfrich-exp", 0, 1)]
+    ("init", "low", "high"),
+    [("henaff", -math.pi, math.pi), ("helfrich", 0, math.pi / 2), ("helfrich-exp", 0, 1)],
 )
 @pytest.mark.parametrize(("n", "reflections"), [(6, None), (7, None), (7, 4), (7, 5)])
 def test_plane_rotations(init, low, high, n, reflections):
@@ -212,7 +230,9 @@ def test_plane_rotations(init, low, high, n, reflections):
         expected = torch.stack([angle.cos(), angle.sin(), -angle.sin(), angle.cos()]).reshape(2, 2)
         torch.testing.assert_close(block, expected, atol=1e-12, rtol=0)
         assert low <= angle <= high
-    torch.testing.assert_close(weight[2 * planes :, 2 * planes :], torch.eye(n - 2 * planes, dtype=torch.float64))
+    torch.testing.assert_close(
+        weight[2 * planes :, 2 * planes :], torch.eye(n - 2 * planes, dtype=torch.float64)
+    )
 
 
 def test_haar_is_uniform():
@@ -246,7 +266,9 @@ def test_few_reflections_with_signs_are_found_again(n, reflections):
 
 
 def test_one_complex_reflection_is_found_again():
-    layer = trained(cwy.orthogonal(nn.Linear(6, 6, dtype=torch.complex128), reflections=1, init="identity"))
+    layer = trained(
+        cwy.orthogonal(nn.Linear(6, 6, dtype=torch.complex128), reflections=1, init="identity")
+    )
     with torch.no_grad():
         layer.parametrizations.weight.original1.fill_(1)
     weight = layer.weight.detach().clone()
@@ -281,7 +303,9 @@ def test_an_old_gradient_is_not_taken_for_that_of_the_vectors():
 def test_init_on_the_meta_device():
     with torch.device("meta"):
         layer = cwy.orthogonal(nn.Linear(4, 4), init="identity")
-    layer.to_empty(device="cpu").load_state_dict(cwy.orthogonal(nn.Linear(4, 4), init="identity").state_dict())
+    layer.to_empty(device="cpu").load_state_dict(
+        cwy.orthogonal(nn.Linear(4, 4), init="identity").state_dict()
+    )
     assert torch.equal(layer.weight, torch.eye(4))
 
 
@@ -293,7 +317,9 @@ def test_init_may_be_a_matrix():
     for array in (q.numpy(), exact.numpy()):
         array.flags.writeable = False
         layer = cwy.orthogonal(nn.Linear(5, 5), init=array)
-        torch.testing.assert_close(layer.weight.detach(), torch.tensor(array).float(), atol=5e-6, rtol=0)
+        torch.testing.assert_close(
+            layer.weight.detach(), torch.tensor(array).float(), atol=5e-6, rtol=0
+        )
 
 
 def test_a_very_tall_weight_never_makes_an_n_by_n_object():
@@ -318,7 +344,11 @@ def test_complex_weights_reach_every_unitary():
 
 def test_bake_then_onnx(tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
-    model = nn.Sequential(cwy.orthogonal(nn.Linear(6, 6)), nn.ReLU(), cwy.orthogonal(nn.Conv1d(4, 8, 3), method="tcwy"))
+    model = nn.Sequential(
+        cwy.orthogonal(nn.Linear(6, 6)),
+        nn.ReLU(),
+        cwy.orthogonal(nn.Conv1d(4, 8, 3), method="tcwy"),
+    )
     model = cwy.bake(model).eval()
     x = torch.randn(2, 4, 6)
     torch.onnx.export(model, (x,), tmp_path / "model.onnx", dynamo=True, verbose=False)
@@ -341,26 +371,82 @@ ERRORS = [
     (lambda: cwy.orthogonal(torch.ones(2, 2)), TypeError, ["torch.nn.Module", "Tensor"]),
     (lambda: cwy.orthogonal(nn.Linear(3, 3), "bias"), ValueError, ["bias", "matrix", "(3,)"]),
     (lambda: cwy.orthogonal(nn.Linear(3, 3), "wieght"), ValueError, ["wieght", "It has weight"]),
-    (lambda: cwy.orthogonal(nn.Sequential(nn.Linear(3, 3))), ValueError, ["Sequential", "pass the layer"]),
-    (lambda: cwy.orthogonal(nn.Linear(3, 3), method="cvy"), ValueError, ["'cvy'", "Did you mean 'cwy'"]),
+    (
+        lambda: cwy.orthogonal(nn.Sequential(nn.Linear(3, 3))),
+        ValueError,
+        ["Sequential", "pass the layer"],
+    ),
+    (
+        lambda: cwy.orthogonal(nn.Linear(3, 3), method="cvy"),
+        ValueError,
+        ["'cvy'", "Did you mean 'cwy'"],
+    ),
     (lambda: cwy.orthogonal(nn.Linear(3, 3), method="tensor"), ValueError, ["Registered: cwy"]),
-    (lambda: cwy.orthogonal(nn.Linear(3, 3), reflections=4), ValueError, ["reflections", "between 1 and 3", "got 4"]),
-    (lambda: cwy.orthogonal(nn.Linear(3, 3), reflections=0), ValueError, ["between 1 and 3", "got 0"]),
-    (lambda: cwy.orthogonal(nn.Linear(3, 5), reflections=2), ValueError, ["exactly M = 3", "got 2"]),
-    (lambda: cwy.orthogonal(nn.Linear(3, 3), method="tcwy", reflections=2), ValueError, ["exactly M = 3", "CWY or HR"]),
-    (lambda: cwy.orthogonal(nn.Linear(3, 3), reflections=2.0), ValueError, ["whole number", "got 2.0"]),
-    (lambda: cwy.orthogonal(nn.Linear(3, 3), reflections=True), ValueError, ["whole number", "got True"]),
-    (lambda: cwy.orthogonal(nn.Linear(3, 3), init=[[1.0]]), ValueError, ["unknown init", "torch.Tensor or a NumPy array"]),
+    (
+        lambda: cwy.orthogonal(nn.Linear(3, 3), reflections=4),
+        ValueError,
+        ["reflections", "between 1 and 3", "got 4"],
+    ),
+    (
+        lambda: cwy.orthogonal(nn.Linear(3, 3), reflections=0),
+        ValueError,
+        ["between 1 and 3", "got 0"],
+    ),
+    (
+        lambda: cwy.orthogonal(nn.Linear(3, 5), reflections=2),
+        ValueError,
+        ["exactly M = 3", "got 2"],
+    ),
+    (
+        lambda: cwy.orthogonal(nn.Linear(3, 3), method="tcwy", reflections=2),
+        ValueError,
+        ["exactly M = 3", "CWY or HR"],
+    ),
+    (
+        lambda: cwy.orthogonal(nn.Linear(3, 3), reflections=2.0),
+        ValueError,
+        ["whole number", "got 2.0"],
+    ),
+    (
+        lambda: cwy.orthogonal(nn.Linear(3, 3), reflections=True),
+        ValueError,
+        ["whole number", "got True"],
+    ),
+    (
+        lambda: cwy.orthogonal(nn.Linear(3, 3), init=[[1.0]]),
+        ValueError,
+        ["unknown init", "torch.Tensor or a NumPy array"],
+    ),
     (lambda: cwy.orthogonal(nn.LazyLinear(3)), ValueError, ["no shape yet", "Run the module once"]),
     (lambda: cwy.orthogonal(nn.Linear(3, 3), method="CWY"), ValueError, ["Did you mean 'cwy'"]),
     (lambda: cwy.init.haar(3, 5), ValueError, ["haar", "3 x 5"]),
     (lambda: cwy.bake(3), TypeError, ["bake", "torch.nn.Module", "int"]),
-    (lambda: cwy.orthogonal(nn.Linear(3, 3), reflection=2), TypeError, ["'reflection'", "Did you mean 'reflections'"]),
+    (
+        lambda: cwy.orthogonal(nn.Linear(3, 3), reflection=2),
+        TypeError,
+        ["'reflection'", "Did you mean 'reflections'"],
+    ),
     (lambda: cwy.orthogonal(nn.Linear(3, 3), init="harr"), ValueError, ["'harr'", "'haar'"]),
-    (lambda: cwy.orthogonal(nn.Linear(3, 5), init="henaff"), ValueError, ["henaff", "square", "5 x 3"]),
-    (lambda: cwy.orthogonal(nn.Linear(5, 5), init="haar", reflections=2), ValueError, ["haar", "2 reflections"]),
-    (lambda: cwy.orthogonal(nn.Linear(5, 5), init=torch.ones(5, 5)), ValueError, ["not orthogonal"]),
-    (lambda: cwy.orthogonal(cwy.orthogonal(nn.Linear(3, 3))), ValueError, ["parametrized already", "cwy.bake"]),
+    (
+        lambda: cwy.orthogonal(nn.Linear(3, 5), init="henaff"),
+        ValueError,
+        ["henaff", "square", "5 x 3"],
+    ),
+    (
+        lambda: cwy.orthogonal(nn.Linear(5, 5), init="haar", reflections=2),
+        ValueError,
+        ["haar", "2 reflections"],
+    ),
+    (
+        lambda: cwy.orthogonal(nn.Linear(5, 5), init=torch.ones(5, 5)),
+        ValueError,
+        ["not orthogonal"],
+    ),
+    (
+        lambda: cwy.orthogonal(cwy.orthogonal(nn.Linear(3, 3))),
+        ValueError,
+        ["parametrized already", "cwy.bake"],
+    ),
     (lambda: cwy.parametrizations.CWY(4, 3), ValueError, ["CWY is square", "TCWY"]),
     (lambda: cwy.parametrizations.TCWY(3, 4), ValueError, ["M <= N"]),
     (lambda: cwy.METHODS["cwyy"], ValueError, ["'cwy'"]),

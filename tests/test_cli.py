@@ -21,12 +21,23 @@ from cwy.experiments import demo
 COMMAND = shutil.which("cwy", path=str(Path(sys.executable).parent)) or "cwy"
 
 
-def run(*arguments: str | Path, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
+def run(
+    *arguments: str | Path, cwd: Path | None = None, **env: str
+) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "COLUMNS": "80", "PYTHONIOENCODING": "utf-8", **env}
-    return subprocess.run([str(a) for a in arguments], cwd=cwd, env=env, capture_output=True, text=True, encoding="utf-8")
+    return subprocess.run(
+        [str(a) for a in arguments],
+        cwd=cwd,
+        env=env,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+    )
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["demo", "--help"], ["train", "--help"], ["--version"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["demo", "--help"], ["train", "--help"], ["--version"]]
+)
 def test_help_and_version_do_not_wait_for_torch(arguments):
     done = run(
         sys.executable,
@@ -78,7 +89,9 @@ def test_it_runs_where_there_is_no_fcntl_and_no_hangup_as_on_windows(tmp_path):
         "main()"
     )
     given = ["--set", "T=2", "--set", "hidden_size=4", "--set", "iterations=2"]
-    done = run(sys.executable, "-c", code, "train", "copying/small", "--out", tmp_path / "run", *given)
+    done = run(
+        sys.executable, "-c", code, "train", "copying/small", "--out", tmp_path / "run", *given
+    )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "run/record.json").exists()
 
@@ -86,12 +99,21 @@ def test_it_runs_where_there_is_no_fcntl_and_no_hangup_as_on_windows(tmp_path):
 def test_demo_shows_a_table_a_sentence_and_the_reports_picture(tmp_path):
     done = run(COMMAND, "demo", "--iterations", "2", "--methods", "cwy,urnn,lstm", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    rows = re.findall(r"^ +(\S+) {2,}\S.* +[\d,]+ +[\d.]+% +[\d.]+ +[\d.]+ s *$", done.stdout, re.MULTILINE)
+    rows = re.findall(
+        r"^ +(\S+) {2,}\S.* +[\d,]+ +[\d.]+% +[\d.]+ +[\d.]+ s *$", done.stdout, re.MULTILINE
+    )
     assert rows == ["cwy", "urnn", "lstm"]
     assert max(map(len, done.stdout.splitlines())) <= 80
-    assert "cwy, urnn and lstm do not beat the no-memory baseline." in re.sub(r"\s+", " ", done.stdout), "nobody learns in 2"
+    assert "cwy, urnn and lstm do not beat the no-memory baseline." in re.sub(
+        r"\s+", " ", done.stdout
+    ), "nobody learns in 2"
     written = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*"))
-    assert written == ["demo", "demo/copying-T50-loss.png", "demo/copying-T50-loss.svg", "demo/report.html"]
+    assert written == [
+        "demo",
+        "demo/copying-T50-loss.png",
+        "demo/copying-T50-loss.svg",
+        "demo/report.html",
+    ]
     assert all(path in done.stdout for path in written[1:])
     picture = imread(tmp_path / written[1])
     assert picture.shape[1] > 1000
@@ -105,13 +127,19 @@ def test_the_help_of_the_demo_names_the_steps_it_takes():
 
 
 def test_demo_is_drawn_by_its_seed():
-    losses = lambda seed: [row["loss"] for row in demo.race(demo.prepare(["cwy"], 3, seed), Console(quiet=True))[0].metrics]
+    losses = lambda seed: [
+        row["loss"]
+        for row in demo.race(demo.prepare(["cwy"], 3, seed), Console(quiet=True))[0].metrics
+    ]
     assert losses(0) == losses(0) != losses(1)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [(["--methods", "hr,cwi"], "Did you mean 'cwy'"), (["--out", "taken/here"], "cannot write to the folder --out")],
+    [
+        (["--methods", "hr,cwi"], "Did you mean 'cwy'"),
+        (["--out", "taken/here"], "cannot write to the folder --out"),
+    ],
 )
 def test_demo_names_a_mistake_in_one_line_and_writes_nothing(arguments, message, tmp_path):
     (tmp_path / "taken").touch()
@@ -127,7 +155,9 @@ def test_demo_stopped_leaves_nothing_behind(how, tmp_path):
     env = {**os.environ, "TMPDIR": str(tmp_path / "work")}
     (tmp_path / "work").mkdir()
     command = [COMMAND, "demo", "--out", str(tmp_path / "out"), "--methods", "cwy"]
-    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         deadline = time.monotonic() + 60
         while not list((tmp_path / "work").rglob("metrics.jsonl")) and time.monotonic() < deadline:
             time.sleep(0.05)

@@ -79,16 +79,24 @@ def test_a_foreign_module_runs_on_cwy_only_inside_the_context():
             late = types.ModuleType("late")
             late.orthogonal = parametrizations.orthogonal
             sys.modules["late"] = late
-            for call in (foreign.spectral, late.orthogonal, torch.nn.utils.parametrizations.orthogonal):
+            for call in (
+                foreign.spectral,
+                late.orthogonal,
+                torch.nn.utils.parametrizations.orthogonal,
+            ):
                 layer = call(nn.Linear(6, 4), orthogonal_map="householder")
                 assert isinstance(layer.parametrizations.weight[0], OrthogonalMap)
             with cwy.compat.patch_torch():
                 pass
-            assert isinstance(foreign.spectral(nn.Linear(4, 4)).parametrizations.weight[0], OrthogonalMap)
+            assert isinstance(
+                foreign.spectral(nn.Linear(4, 4)).parametrizations.weight[0], OrthogonalMap
+            )
             _ = 1 / 0
         assert foreign.spectral is late.orthogonal is parametrizations.orthogonal is theirs
         assert cwy.compat.orthogonal is not theirs
-        assert not isinstance(foreign.spectral(nn.Linear(4, 4)).parametrizations.weight[0], OrthogonalMap)
+        assert not isinstance(
+            foreign.spectral(nn.Linear(4, 4)).parametrizations.weight[0], OrthogonalMap
+        )
     finally:
         del sys.modules["foreign"]
         sys.modules.pop("late", None)

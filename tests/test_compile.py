@@ -39,7 +39,9 @@ def test_inductor_and_complex_numbers():
 @pytest.mark.slow
 def test_aot_inductor(tmp_path):
     net, x = model().eval(), torch.randn(8, 24)
-    package = torch._inductor.aoti_compile_and_package(torch.export.export(net, (x,)), package_path=str(tmp_path / "net.pt2"))
+    package = torch._inductor.aoti_compile_and_package(
+        torch.export.export(net, (x,)), package_path=str(tmp_path / "net.pt2")
+    )
     torch.testing.assert_close(torch._inductor.aoti_load_package(package)(x), net(x))
 
 

@@ -59,7 +59,9 @@ def test_a_step_that_synchronizes_is_refused_or_runs_eagerly():
 
 @pytest.mark.gpu
 def test_a_captured_call_reads_new_inputs_and_new_random_numbers():
-    drawn = cudagraph.CapturedCall(lambda x: x + torch.rand_like(x), (torch.zeros(64, device="cuda"),))
+    drawn = cudagraph.CapturedCall(
+        lambda x: x + torch.rand_like(x), (torch.zeros(64, device="cuda"),)
+    )
     first = drawn(torch.zeros(64, device="cuda")).clone()
     second = drawn(torch.ones(64, device="cuda")).clone()
     assert (second >= 1).all()

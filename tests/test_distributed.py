@@ -20,7 +20,11 @@ def make_model(wrap):
     torch.manual_seed(0)
     kwargs = {"dtype": torch.float64}
     # A weight on the manifold is not for sharding.
-    moved = [cwy.orthogonal(nn.Linear(8, 8, **kwargs), method="rgd-c-c", momentum=0.9)] if wrap == "ddp" else []
+    moved = (
+        [cwy.orthogonal(nn.Linear(8, 8, **kwargs), method="rgd-c-c", momentum=0.9)]
+        if wrap == "ddp"
+        else []
+    )
     return nn.Sequential(
         *moved,
         cwy.orthogonal(nn.Linear(8, 8, **kwargs), init="haar"),
@@ -36,7 +40,9 @@ class Recurrent(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.rnn = cwy.nn.OrthogonalRNN(1, 5, nonlinearity="modrelu", batch_first=True, dtype=torch.float64)
+        self.rnn = cwy.nn.OrthogonalRNN(
+            1, 5, nonlinearity="modrelu", batch_first=True, dtype=torch.float64
+        )
 
     def forward(self, x):
         return self.rnn(x.unsqueeze(-1))[0][:, -1]
@@ -55,7 +61,9 @@ def train(model, rows):
 
 
 def weights(model):
-    return [layer.weight.detach() for layer in model if hasattr(layer, "weight")] + [model[-1].rnn.weight_hh_l0.detach()]
+    return [layer.weight.detach() for layer in model if hasattr(layer, "weight")] + [
+        model[-1].rnn.weight_hh_l0.detach()
+    ]
 
 
 def worker(rank, port, wrap, folder):

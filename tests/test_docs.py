@@ -14,18 +14,34 @@ from cwy.experiments.report import find_runs
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 API = (ROOT / "docs/api.md").read_text()
-PACKAGES = [cwy.compat, cwy.init, cwy.manifolds.stiefel, cwy.nn, cwy.ops, cwy.optim, cwy.parametrizations, cwy.testing]
+PACKAGES = [
+    cwy.compat,
+    cwy.init,
+    cwy.manifolds.stiefel,
+    cwy.nn,
+    cwy.ops,
+    cwy.optim,
+    cwy.parametrizations,
+    cwy.testing,
+]
 
 
 def _public(module):
     """Names and values that a module defines or exports for its users."""
     names = getattr(module, "__all__", None) or [
-        n for n, x in vars(module).items() if not n.startswith("_") and getattr(x, "__module__", None) == module.__name__
+        n
+        for n, x in vars(module).items()
+        if not n.startswith("_") and getattr(x, "__module__", None) == module.__name__
     ]
     return {f"{module.__name__}.{n}": getattr(module, n) for n in names}
 
 
-PUBLIC = {name: x for module in [cwy, *PACKAGES] for name, x in _public(module).items() if callable(x) or inspect.ismodule(x)}
+PUBLIC = {
+    name: x
+    for module in [cwy, *PACKAGES]
+    for name, x in _public(module).items()
+    if callable(x) or inspect.ismodule(x)
+}
 
 
 @pytest.mark.gpu
@@ -59,8 +75,12 @@ def test_public_name_is_documented(name):
     doc = inspect.cleandoc(thing.__doc__ or "")
     assert doc, f"{name} has no docstring"
     if inspect.isclass(thing):
-        methods = [m for m, f in vars(thing).items() if inspect.isfunction(f) and not m.startswith("_")]
-        assert all(inspect.getdoc(getattr(thing, m)) for m in methods), f"a method of {name} has no docstring"
+        methods = [
+            m for m, f in vars(thing).items() if inspect.isfunction(f) and not m.startswith("_")
+        ]
+        assert all(inspect.getdoc(getattr(thing, m)) for m in methods), (
+            f"a method of {name} has no docstring"
+        )
     if inspect.isfunction(thing) and thing.__module__.startswith(("cwy.ops", "cwy.api")):
         assert ">>> " in doc, f"{name} has no example"
 
@@ -68,15 +88,25 @@ def test_public_name_is_documented(name):
 def test_public_names_are_on_the_api_page():
     shown = re.findall(r"^::: ([\w.]+)$", API, re.MULTILINE)
     for name in PUBLIC:
-        assert name in shown or name.rpartition(".")[0] in shown, f"docs/api.md does not show {name}"
+        assert name in shown or name.rpartition(".")[0] in shown, (
+            f"docs/api.md does not show {name}"
+        )
     assert "cwy.METHODS" in shown
 
 
 def test_the_results_page_shows_every_record_and_records_hold_no_more_than_they_should():
-    shown = re.findall(r"^{{ report (\w+) }}$", (ROOT / "docs/results.md").read_text(), re.MULTILINE)
-    assert set(shown) == {folder.name for folder in (ROOT / "results").iterdir() if folder.is_dir()} - {"bench"}
+    shown = re.findall(
+        r"^{{ report (\w+) }}$", (ROOT / "docs/results.md").read_text(), re.MULTILINE
+    )
+    assert set(shown) == {
+        folder.name for folder in (ROOT / "results").iterdir() if folder.is_dir()
+    } - {"bench"}
     for run in find_runs([ROOT / "results" / task for task in shown]):
         kept = {path.name for path in run.folder.iterdir()} - {"frames.png", "diverged.txt"}
         # A run that was stopped is shown as such.
-        assert kept == {"config.json", "metrics.jsonl"} | ({"record.json"} if run.status == "finished" else set())
-        assert run.record is None or not run.record["dirty"], f"{run.folder.name} belongs to no commit"
+        assert kept == {"config.json", "metrics.jsonl"} | (
+            {"record.json"} if run.status == "finished" else set()
+        )
+        assert run.record is None or not run.record["dirty"], (
+            f"{run.folder.name} belongs to no commit"
+        )

@@ -22,9 +22,15 @@ def test_json_lists_every_method_and_backend():
     assert set(info.OPTIONAL) < set(found["versions"])
     assert [row["name"] for row in found["methods"]] == list(cwy.METHODS)
     on_cpu = [row for row in found["backends"] if row["device"] == "cpu"]
-    every = [(op, backend.name) for op, candidates in dispatch.backends().items() for backend in candidates]
+    every = [
+        (op, backend.name)
+        for op, candidates in dispatch.backends().items()
+        for backend in candidates
+    ]
     assert [(row["op"], row["backend"]) for row in on_cpu] == every
-    assert sorted(row["op"] for row in on_cpu if row["status"] == "serves") == sorted(dispatch.backends())
+    assert sorted(row["op"] for row in on_cpu if row["status"] == "serves") == sorted(
+        dispatch.backends()
+    )
 
 
 def test_tables_hold_everything_in_80_columns():
@@ -36,10 +42,15 @@ def test_tables_hold_everything_in_80_columns():
 
 
 def test_the_choice_for_one_recurrence_gives_the_reasons():
-    rows = {row["backend"]: row for row in info.rollout(1024, reflections=128, batch=64, nonlinearity="relu", device="cuda")}
+    rows = {
+        row["backend"]: row
+        for row in info.rollout(1024, reflections=128, batch=64, nonlinearity="relu", device="cuda")
+    }
     assert rows["cudnn"]["status"] == "not here"
     assert "formed transition, not factors" in rows["cudnn"]["why"]
-    assert rows["torch"]["status"] in (("serves", "ready") if torch.cuda.is_available() else ("would serve",))
+    assert rows["torch"]["status"] in (
+        ("serves", "ready") if torch.cuda.is_available() else ("would serve",)
+    )
     rows = {row["backend"]: row for row in info.rollout(190, nonlinearity="modrelu", device="cuda")}
     assert "it has relu and tanh, not modrelu" in rows["cudnn"]["why"]
     with pytest.raises(ValueError, match="unknown nonlinearity"):
@@ -57,7 +68,9 @@ def test_one_recurrence_is_answered_for_every_device_here(kinds):
 
 
 @pytest.mark.parametrize(
-    ("given", "named"), [({"device": "foo"}, "device 'foo'"), ({"dtype": torch.int32}, "torch.int32")], ids=["device", "dtype"]
+    ("given", "named"),
+    [({"device": "foo"}, "device 'foo'"), ({"dtype": torch.int32}, "torch.int32")],
+    ids=["device", "dtype"],
 )
 def test_a_device_or_dtype_that_nobody_has_is_refused(given, named):
     with pytest.raises(ValueError, match=named):

@@ -25,7 +25,9 @@ README = (ROOT / "README.md").read_text()
 SOURCE = Path(cwy.__file__).parent
 # What a module is imported as, where that is not its package's name.
 PACKAGES = {"PIL": "pillow", "cuda": "cuda-bindings"}
-pytestmark = pytest.mark.skipif(not (ROOT / "src").is_dir(), reason="the wheel is tested from outside, without its source")
+pytestmark = pytest.mark.skipif(
+    not (ROOT / "src").is_dir(), reason="the wheel is tested from outside, without its source"
+)
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +38,13 @@ def built(tmp_path_factory):
         "import sys; from hatchling import build\n"
         "print(build.build_wheel(sys.argv[1]), build.build_sdist(sys.argv[1]), sep='\\n')"
     )
-    done = subprocess.run([sys.executable, "-c", build, str(out)], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", build, str(out)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     wheel, sdist = done.stdout.split()[-2:]
     return {"wheel": out / wheel, "sdist": out / sdist}
 
@@ -58,11 +66,15 @@ def installed(built, tmp_path_factory):
 
 def outside(python, folder, *arguments):
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    return subprocess.run([str(python), *arguments], cwd=folder, env=environment, capture_output=True, text=True)
+    return subprocess.run(
+        [str(python), *arguments], cwd=folder, env=environment, capture_output=True, text=True
+    )
 
 
 def test_the_wheel_has_every_file_of_the_package_and_no_other(built):
-    ours = {path.relative_to(SOURCE.parent).as_posix() for path in SOURCE.rglob("*") if path.is_file()}
+    ours = {
+        path.relative_to(SOURCE.parent).as_posix() for path in SOURCE.rglob("*") if path.is_file()
+    }
     ours = {name for name in ours if "__pycache__" not in name}
     with zipfile.ZipFile(built["wheel"]) as wheel:
         names = {name for name in wheel.namelist() if ".dist-info/" not in name}
@@ -79,9 +91,20 @@ def test_the_wheel_has_every_file_of_the_package_and_no_other(built):
 def test_the_sdist_has_all_that_the_tests_read(built):
     with tarfile.open(built["sdist"]) as sdist:
         names = {member.name.partition("/")[2] for member in sdist.getmembers() if member.isfile()}
-    expected = {"PKG-INFO", "conftest.py", "constraints.txt", "mkdocs.yml", "Makefile", "pyproject.toml"}
+    expected = {
+        "PKG-INFO",
+        "conftest.py",
+        "constraints.txt",
+        "mkdocs.yml",
+        "Makefile",
+        "pyproject.toml",
+    }
     for folder in ("src", "tests", "docs", "results", ".github"):
-        found = [path for path in (ROOT / folder).rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+        found = [
+            path
+            for path in (ROOT / folder).rglob("*")
+            if path.is_file() and "__pycache__" not in path.parts
+        ]
         expected |= {path.relative_to(ROOT).as_posix() for path in found}
     assert expected <= names
     tops = {name.partition("/")[0] for name in names}
@@ -115,10 +138,20 @@ def marked(script):
 def test_mypy_checks_a_users_script(installed, tmp_path):
     scripts = [str(ROOT / "tests/users" / name) for name in ("user.py", "mistakes.py")]
     options = ["--config-file", str(ROOT / "tests/users/mypy.ini"), "--cache-dir", str(tmp_path)]
-    command = [sys.executable, "-m", "mypy", *options, "--python-executable", str(installed), *scripts]
+    command = [
+        sys.executable,
+        "-m",
+        "mypy",
+        *options,
+        "--python-executable",
+        str(installed),
+        *scripts,
+    ]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     found = re.findall(r"(\w+\.py):(\d+): error", done.stdout)
-    assert {(name, int(number)) for name, number in found} == marked("mistakes.py"), done.stdout + done.stderr
+    assert {(name, int(number)) for name, number in found} == marked("mistakes.py"), (
+        done.stdout + done.stderr
+    )
 
 
 def test_pyright_checks_a_users_script(installed, tmp_path):
@@ -126,7 +159,9 @@ def test_pyright_checks_a_users_script(installed, tmp_path):
     settings = {"typeCheckingMode": "strict", "include": [str(ROOT / "tests/users")]}
     (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings))
     command = [sys.executable, "-m", "basedpyright", "--project", str(tmp_path), "--outputjson"]
-    done = subprocess.run([*command, "--pythonpath", str(installed)], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(
+        [*command, "--pythonpath", str(installed)], cwd=tmp_path, capture_output=True, text=True
+    )
     found = json.loads(done.stdout)["generalDiagnostics"]
     lines = {(Path(one["file"]).name, one["range"]["start"]["line"] + 1) for one in found}
     assert lines == marked("mistakes.py"), done.stdout
@@ -176,13 +211,17 @@ def test_readme_names_every_extra_for_users():
 
 
 def test_every_development_package_is_pinned():
-    pins = dict(re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
+    pins = dict(
+        re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    )
     normal = {name.lower().replace("_", "-") for name in pins}
     assert {name.replace("_", "-") for name in requirements("dev")} <= normal
 
 
 def test_workflows_test_the_oldest_and_the_newest():
-    pins = dict(re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
+    pins = dict(
+        re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    )
     workflow = yaml.safe_load((ROOT / ".github/workflows/tests.yml").read_text())
     oldest, newest = workflow["jobs"]["test"]["strategy"]["matrix"]["include"]
     assert PROJECT["dependencies"] == [f"torch>={oldest['torch'].removesuffix('.0')}"]
@@ -198,7 +237,9 @@ def test_the_paper_is_cited_in_one_way():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     paper = citation["preferred-citation"]
     bibtex = re.search(r"^```bibtex\n(.*?)^```", README, re.DOTALL | re.MULTILINE)[1]
-    authors = " and ".join(f"{one['family-names']}, {one['given-names']}" for one in paper["authors"])
+    authors = " and ".join(
+        f"{one['family-names']}, {one['given-names']}" for one in paper["authors"]
+    )
     fields = dict(re.findall(r"(\w+)\s*= \{(.*)\},$", bibtex, re.MULTILINE))
     assert fields["title"].replace("{", "").replace("}", "") == paper["title"]
     assert fields["author"] == authors

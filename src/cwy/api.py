@@ -95,7 +95,9 @@ def orthogonal(
             f"Use method={instead}."
         )
     if weight.is_complex() and not chosen.complex:
-        raise ValueError(f"orthogonal: method {method!r} serves real weights, but {name} is {weight.dtype}. Use method='cwy'.")
+        raise ValueError(
+            f"orthogonal: method {method!r} serves real weights, but {name} is {weight.dtype}. Use method='cwy'."
+        )
     if not (weight.is_complex() or chosen.real):
         raise ValueError(
             f"orthogonal: method {method!r} serves complex weights, but {name} is {weight.dtype}. "
@@ -115,7 +117,11 @@ def orthogonal(
 
     before, start = weight.detach(), _initial(chart, weight, init, reflections, like)
     if isinstance(chart, OnManifold):
-        if any(step == 0 for step, length in zip(weight.stride(), weight.shape, strict=True) if length > 1):
+        if any(
+            step == 0
+            for step, length in zip(weight.stride(), weight.shape, strict=True)
+            if length > 1
+        ):
             raise ValueError(
                 f"orthogonal: method {method!r} writes to {name}, whose entries share memory (an expanded tensor). "
                 f"Make it a parameter of its own: nn.Parameter({name}.detach().clone(memory_format=torch.contiguous_format))."
@@ -158,7 +164,11 @@ def bake(module: M) -> M:
             layer.register_parameter(name, _ordinary(weight, weight.requires_grad))
         if parametrize.is_parametrized(layer):
             chains = cast(nn.ModuleDict, layer.parametrizations)
-            for name in [n for n, chain in chains.items() if any(isinstance(p, OrthogonalMap) for p in cast(Iterable, chain))]:
+            for name in [
+                n
+                for n, chain in chains.items()
+                if any(isinstance(p, OrthogonalMap) for p in cast(Iterable, chain))
+            ]:
                 _bake(layer, chains, name)
     return module
 
@@ -170,7 +180,11 @@ def _bake(layer: nn.Module, chains: nn.ModuleDict, name: str) -> None:
     # parametrize swaps in a class that holds the weight's property, and deepcopy shares it: so the layer gets one of its own.
     shared = type(layer)
     if chains:
-        layer.__class__ = type(shared.__name__, shared.__bases__, {k: v for k, v in shared.__dict__.items() if k != name})
+        layer.__class__ = type(
+            shared.__name__,
+            shared.__bases__,
+            {k: v for k, v in shared.__dict__.items() if k != name},
+        )
     else:
         del layer.parametrizations
         layer.__class__ = shared.__bases__[0]
@@ -179,7 +193,10 @@ def _bake(layer: nn.Module, chains: nn.ModuleDict, name: str) -> None:
 
 
 def _ordinary(weight: Tensor, trained: bool) -> nn.Parameter:
-    return nn.Parameter(weight.detach().resolve_conj().clone(memory_format=torch.contiguous_format), requires_grad=trained)
+    return nn.Parameter(
+        weight.detach().resolve_conj().clone(memory_format=torch.contiguous_format),
+        requires_grad=trained,
+    )
 
 
 def _weight(module: nn.Module, name: str) -> Tensor:
@@ -197,14 +214,22 @@ def _weight(module: nn.Module, name: str) -> Tensor:
         )
     weight = dict(module.named_parameters(recurse=False)).get(name)
     if isinstance(weight, nn.parameter.UninitializedParameter):
-        raise ValueError(f"orthogonal: {type(module).__name__}.{name} has no shape yet. Run the module once first.")
+        raise ValueError(
+            f"orthogonal: {type(module).__name__}.{name} has no shape yet. Run the module once first."
+        )
     if weight is None:
         names = [n for n, p in module.named_parameters(recurse=False) if p.dim() > 1]
-        hint = f"It has {', '.join(names)}." if names else "It has no matrix parameter of its own; pass the layer that has."
+        hint = (
+            f"It has {', '.join(names)}."
+            if names
+            else "It has no matrix parameter of its own; pass the layer that has."
+        )
         raise ValueError(f"orthogonal: {type(module).__name__} has no parameter {name!r}. {hint}")
     check_tensor("orthogonal", name, weight)
     if weight.dim() < 2 or weight.numel() == 0:
-        raise ValueError(f"orthogonal: {name} must be a matrix (*, rows, columns), got shape {tuple(weight.shape)}.")
+        raise ValueError(
+            f"orthogonal: {name} must be a matrix (*, rows, columns), got shape {tuple(weight.shape)}."
+        )
     return weight
 
 
@@ -221,7 +246,11 @@ def _check_options(method: str, options: dict) -> None:
     for key in options:
         if key not in takes:
             near = difflib.get_close_matches(key, takes, n=1)
-            hint = f"Did you mean {near[0]!r}?" if near else f"It takes {', '.join(sorted(takes)) or 'no options'}."
+            hint = (
+                f"Did you mean {near[0]!r}?"
+                if near
+                else f"It takes {', '.join(sorted(takes)) or 'no options'}."
+            )
             hint = _ELSEWHERE.get(key, hint)
             raise TypeError(f"orthogonal: method {method!r} has no option {key!r}. {hint}")
 

@@ -33,17 +33,25 @@ OPTIONAL = {
 
 def info(
     json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
-    n: Annotated[int | None, typer.Option(metavar="N", min=1, help="Ask about a recurrence of N units.")] = None,
-    reflections: Annotated[int | None, typer.Option(metavar="L", min=1, help="Its reflections; all by default.")] = None,
+    n: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Ask about a recurrence of N units.")
+    ] = None,
+    reflections: Annotated[
+        int | None, typer.Option(metavar="L", min=1, help="Its reflections; all by default.")
+    ] = None,
     batch: Annotated[int, typer.Option(metavar="B", min=1, help="Its batch size.")] = 128,
     steps: Annotated[int, typer.Option(metavar="T", min=1, help="Its steps.")] = 512,
-    nonlinearity: Annotated[str, typer.Option(metavar="NAME", help="Its nonlinearity.")] = "modrelu",
+    nonlinearity: Annotated[
+        str, typer.Option(metavar="NAME", help="Its nonlinearity.")
+    ] = "modrelu",
     dtype: Annotated[str, typer.Option(metavar="NAME", help="Its dtype.")] = "float32",
     device: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Its device.", show_default="every device here"),
     ] = None,
-    memory: Annotated[str, typer.Option(metavar="MODE", help="store, checkpoint or reversible.")] = "store",
+    memory: Annotated[
+        str, typer.Option(metavar="MODE", help="store, checkpoint or reversible.")
+    ] = "store",
 ) -> None:
     """Versions, devices, methods, and which backend serves each op here, and why.
 
@@ -64,7 +72,10 @@ def info(
             kind = getattr(torch, dtype, None)
             if not isinstance(kind, torch.dtype):
                 raise ValueError(f"unknown dtype {dtype!r}, e.g. float32, float64, complex64.")
-            rows = [rollout(n, reflections, batch, steps, kind, one, nonlinearity, memory) for one in wanted]
+            rows = [
+                rollout(n, reflections, batch, steps, kind, one, nonlinearity, memory)
+                for one in wanted
+            ]
             found = {"backends": [row for part in rows for row in part]}
     if json:
         from json import dumps
@@ -81,7 +92,9 @@ def main() -> None:
     """Runs the command that the arguments name."""
     missing = [name for name in EXTRAS if find_spec(name) is None]
     if missing:
-        sys.exit(f'cwy: the command line needs {", ".join(missing)}. To install:\n\n    pip install "cwy[cli]"\n')
+        sys.exit(
+            f'cwy: the command line needs {", ".join(missing)}. To install:\n\n    pip install "cwy[cli]"\n'
+        )
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # A terminal that knows only ASCII shows a ? for an accent, and goes on.
@@ -95,11 +108,16 @@ def main() -> None:
     app.callback()(_cwy)
     for command in COMMANDS:
         app.command(cls=_helpful() if command is experiments.train else None)(command)
-    bench = typer.Typer(no_args_is_help=True, help="Times every method beside its peers, on this machine.")
+    bench = typer.Typer(
+        no_args_is_help=True, help="Times every method beside its peers, on this machine."
+    )
     for name, command in benches.commands().items():
         bench.command(name)(command)
     app.add_typer(bench, name="bench")
-    data = typer.Typer(no_args_is_help=True, help="The experiments' data sets: fetched, checked by hash, kept in one folder.")
+    data = typer.Typer(
+        no_args_is_help=True,
+        help="The experiments' data sets: fetched, checked by hash, kept in one folder.",
+    )
     for command in experiments.DATA:
         data.command(command.__name__.removeprefix("data_"))(command)
     app.add_typer(data, name="data")
@@ -109,7 +127,9 @@ def main() -> None:
         package = (error.name or "").partition(".")[0]
         if package not in OPTIONAL:
             raise
-        sys.exit(f'cwy: this command needs {package}. To install:\n\n    pip install "cwy[{OPTIONAL[package]}]"\n')
+        sys.exit(
+            f'cwy: this command needs {package}. To install:\n\n    pip install "cwy[{OPTIONAL[package]}]"\n'
+        )
     except SystemExit as end:
         # A message: what a command ends with where the mistake is the user's.
         if isinstance(end.code, str):
@@ -138,7 +158,9 @@ def _helpful() -> type[Any]:
 
 
 def _cwy(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
     """Orthogonal, unitary and Stiefel weights for PyTorch, as cheap to train as free ones."""
 
@@ -157,7 +179,9 @@ def _show(found: dict[str, Any]) -> None:
     console = Console(highlight=False, markup=False)
 
     def show(title: str, rows: list[dict[str, str]]) -> None:
-        table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+        table = Table(
+            title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False
+        )
         for heading in rows[0]:
             table.add_column(heading, overflow="fold")
         for row in rows:
@@ -167,7 +191,10 @@ def _show(found: dict[str, Any]) -> None:
     if "versions" not in found:
         show("Backends", found["backends"])
         return
-    show("Versions", [{"package": name, "version": version} for name, version in found["versions"].items()])
+    show(
+        "Versions",
+        [{"package": name, "version": version} for name, version in found["versions"].items()],
+    )
     show("Devices", [{"device": row["device"], "what": _device(row)} for row in found["devices"]])
     show("Methods", [_method(row) for row in found["methods"]])
     show("Backends", found["backends"])
@@ -175,11 +202,22 @@ def _show(found: dict[str, Any]) -> None:
 
 def _method(row: dict[str, Any]) -> dict[str, str]:
     scope = ("yes" if row["real"] else "only") if row["complex"] else "no"
-    return {**{key: row[key] for key in ("name", "domain", "kind")}, "complex": scope, "paper": row["paper"]}
+    return {
+        **{key: row[key] for key in ("name", "domain", "kind")},
+        "complex": scope,
+        "paper": row["paper"],
+    }
 
 
 def _device(row: dict[str, Any]) -> str:
     if "why_not" in row:
         return f"not here: {row['why_not']}"
-    named = {"vector": "{}", "threads": "{} threads", "capability": "compute capability {}", "memory_gib": "{} GiB"}
-    return ", ".join([row["name"], *(text.format(row[key]) for key, text in named.items() if key in row)])
+    named = {
+        "vector": "{}",
+        "threads": "{} threads",
+        "capability": "compute capability {}",
+        "memory_gib": "{} GiB",
+    }
+    return ", ".join(
+        [row["name"], *(text.format(row[key]) for key, text in named.items() if key in row)]
+    )

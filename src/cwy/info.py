@@ -29,7 +29,12 @@ def gather() -> dict[str, Any]:
         >>> gather()["devices"][0]["device"]
         'cpu'
     """
-    return {"versions": versions(), "devices": devices(), "methods": methods(), "backends": backends()}
+    return {
+        "versions": versions(),
+        "devices": devices(),
+        "methods": methods(),
+        "backends": backends(),
+    }
 
 
 def versions() -> dict[str, str]:
@@ -74,21 +79,44 @@ def device_name(device: torch.device) -> str:
 
 def devices() -> list[dict[str, Any]]:
     """One row a device that torch can use, and one for each kind it can't, with the reason."""
-    cpu = {"device": "cpu", "name": platform.machine(), "vector": torch.backends.cpu.get_cpu_capability()}
+    cpu = {
+        "device": "cpu",
+        "name": platform.machine(),
+        "vector": torch.backends.cpu.get_cpu_capability(),
+    }
     rows: list[dict[str, Any]] = [{**cpu, "threads": torch.get_num_threads()}]
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):
             of = torch.cuda.get_device_properties(index)
             capability, memory = f"{of.major}.{of.minor}", round(of.total_memory / 2**30, 1)
-            rows.append({"device": f"cuda:{index}", "name": of.name, "capability": capability, "memory_gib": memory})
+            rows.append(
+                {
+                    "device": f"cuda:{index}",
+                    "name": of.name,
+                    "capability": capability,
+                    "memory_gib": memory,
+                }
+            )
     else:
         built = torch.version.cuda or torch.version.hip
-        rows.append({"device": "cuda", "why_not": "no GPU is visible" if built else "this torch is built without CUDA"})
+        rows.append(
+            {
+                "device": "cuda",
+                "why_not": "no GPU is visible" if built else "this torch is built without CUDA",
+            }
+        )
     if torch.backends.mps.is_available():
         rows.append({"device": "mps", "name": "Apple GPU"})
     else:
         built = torch.backends.mps.is_built()
-        rows.append({"device": "mps", "why_not": "no Apple GPU is visible" if built else "this torch is built without MPS"})
+        rows.append(
+            {
+                "device": "mps",
+                "why_not": "no Apple GPU is visible"
+                if built
+                else "this torch is built without MPS",
+            }
+        )
     return rows
 
 
@@ -106,7 +134,14 @@ def usable(found: list[dict[str, Any]] | None = None) -> list[str]:
 def methods() -> list[dict[str, Any]]:
     """The registered methods, as :class:`~cwy.registry.Method` describes them."""
     return [
-        {"name": m.name, "domain": m.domain, "kind": m.kind, "complex": m.complex, "real": m.real, "paper": m.paper}
+        {
+            "name": m.name,
+            "domain": m.domain,
+            "kind": m.kind,
+            "complex": m.complex,
+            "real": m.real,
+            "paper": m.paper,
+        }
         for m in METHODS.values()
     ]
 
@@ -122,7 +157,10 @@ def backends() -> list[dict[str, Any]]:
         wy = _choice(dispatch.backends("wy")["wy"], torch.zeros(2, 2, device=device))
         rows += [{"op": "wy", "device": device, **row} for row in wy]
         rows += rollout(128, device=device)
-        images = _choice(dispatch.backends("conv_rollout")["conv_rollout"], Request(32, 3, 100, torch.float32, device, "relu"))
+        images = _choice(
+            dispatch.backends("conv_rollout")["conv_rollout"],
+            Request(32, 3, 100, torch.float32, device, "relu"),
+        )
         rows += [{"op": "conv_rollout", "device": device, **row} for row in images]
     return rows
 
@@ -148,27 +186,47 @@ def rollout(
     try:
         torch.device(device)
     except RuntimeError:
-        raise ValueError(f"info.rollout: unknown device {device!r}, e.g. cpu, cuda, cuda:1.") from None
+        raise ValueError(
+            f"info.rollout: unknown device {device!r}, e.g. cpu, cuda, cuda:1."
+        ) from None
     if not (dtype.is_floating_point or dtype.is_complex):
-        raise ValueError(f"info.rollout: dtype must be real or complex floating point, got {dtype}.")
+        raise ValueError(
+            f"info.rollout: dtype must be real or complex floating point, got {dtype}."
+        )
     if reflections is not None and not 1 <= reflections <= n:
-        raise ValueError(f"info.rollout: reflections must be between 1 and N = {n}, got {reflections}.")
+        raise ValueError(
+            f"info.rollout: reflections must be between 1 and N = {n}, got {reflections}."
+        )
     if dtype.is_complex and not NONLINEARITIES[nonlinearity].complex:
         raise ValueError(f"info.rollout: nonlinearity {nonlinearity!r} has no complex form.")
     # As the op does.
     dtype = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
-    factored = reflections is not None and factors_are_cheaper(n, reflections, batch * steps, device, dtype)
-    request = Request(n, batch, steps, dtype, device, nonlinearity, reflections if factored else None, memory)
+    factored = reflections is not None and factors_are_cheaper(
+        n, reflections, batch * steps, device, dtype
+    )
+    request = Request(
+        n, batch, steps, dtype, device, nonlinearity, reflections if factored else None, memory
+    )
     here = device.split(":")[0] in usable()
-    rows = _choice(dispatch.backends("rollout")["rollout"], request, "serves" if here else "would serve")
+    rows = _choice(
+        dispatch.backends("rollout")["rollout"], request, "serves" if here else "would serve"
+    )
     return [{"op": "rollout", "device": device, **row} for row in rows]
 
 
-def _choice(candidates: list[dispatch.Backend], what: Any, serving: str = "serves") -> list[dict[str, str]]:
+def _choice(
+    candidates: list[dispatch.Backend], what: Any, serving: str = "serves"
+) -> list[dict[str, str]]:
     rows, served = [], False
     for backend in candidates:
         reason, passed = backend.why_not(what), backend.why_pass(what)
-        status, why = ("not here", reason) if reason else ("passed over", passed) if passed else ("ready", backend.about)
+        status, why = (
+            ("not here", reason)
+            if reason
+            else ("passed over", passed)
+            if passed
+            else ("ready", backend.about)
+        )
         if status == "ready" and not served:
             status, served = serving, True
         rows.append({"backend": backend.name, "status": status, "why": why or ""})

@@ -118,7 +118,9 @@ MATRICES: dict[str, Callable[..., Tensor]] = {
 
 def _columns(call: str, n: int, m: int | None) -> int:
     if m is not None and m > n:
-        raise ValueError(f"{call}: expected M <= N, got {n} x {m}. For a wide matrix, transpose the result.")
+        raise ValueError(
+            f"{call}: expected M <= N, got {n} x {m}. For a wide matrix, transpose the result."
+        )
     return n if m is None else m
 
 
@@ -136,10 +138,14 @@ def _rotations(
 ) -> Tensor:
     """Block-diagonal rotations [[cos, sin], [-sin, cos]] by angles uniform in [low, high], or a function of such."""
     if m is not None and n != m:
-        raise ValueError(f"{call}: turning planes makes a square matrix, got {n} x {m}. Use init='haar' or 'identity'.")
+        raise ValueError(
+            f"{call}: turning planes makes a square matrix, got {n} x {m}. Use init='haar' or 'identity'."
+        )
     dtype = torch.get_default_dtype() if dtype is None else dtype
     planes = (n if reflections is None else min(reflections, n)) // 2
-    angle = bend(torch.empty(*batch, planes, dtype=dtype.to_real(), device=device).uniform_(low, high))
+    angle = bend(
+        torch.empty(*batch, planes, dtype=dtype.to_real(), device=device).uniform_(low, high)
+    )
     q = identity(n, batch=batch, dtype=dtype.to_real(), device=device)
     even = 2 * torch.arange(planes, device=device)
     odd = even + 1

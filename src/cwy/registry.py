@@ -72,7 +72,9 @@ class Methods(Mapping[str, Method]):
         if near is None:
             near = difflib.get_close_matches(str(name).lower(), self._methods, cutoff=0.4)
         hint = f"Did you mean {' or '.join(repr(n) for n in near)}? " if near else ""
-        raise UnknownMethod(f"unknown method {name!r}. {hint}Registered: {', '.join(self._methods)}.")
+        raise UnknownMethod(
+            f"unknown method {name!r}. {hint}Registered: {', '.join(self._methods)}."
+        )
 
     def __contains__(self, name: object) -> bool:
         return name in self._methods

@@ -11,7 +11,9 @@ from torch.nn.utils import parametrize
 def double(x: Tensor) -> Tensor:
     """``x`` in float64 or complex128, without its graph, on a device that has them."""
     x = x.detach()
-    return (x.cpu() if x.device.type == "mps" else x).to(torch.complex128 if x.is_complex() else torch.float64)
+    return (x.cpu() if x.device.type == "mps" else x).to(
+        torch.complex128 if x.is_complex() else torch.float64
+    )
 
 
 def orthogonality_error(x: Tensor | nn.Module) -> float:
@@ -43,7 +45,9 @@ def orthogonality_error(x: Tensor | nn.Module) -> float:
         return max(errors)
     if not isinstance(x, Tensor) or x.dim() < 2:
         got = f"shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
-        raise ValueError(f"orthogonality_error: x must be a module or a matrix (*, N, M), got {got}.")
+        raise ValueError(
+            f"orthogonality_error: x must be a module or a matrix (*, N, M), got {got}."
+        )
     error = matrix_error(x)
     if x.dim() > 2 and _may_be_kernel(x, error):
         return min(error, matrix_error(x.flatten(1)))
@@ -139,4 +143,6 @@ def assert_as_close(actual: Tensor, plain: Tensor, truth: Tensor, factor: float 
     error = (double(actual) - truth).abs().max().item()
     # Written so that a NaN fails.
     if not error <= allowed:
-        raise AssertionError(f"off by {error:.3g} from float64; plain torch, times {factor:g}, allows {allowed:.3g}.")
+        raise AssertionError(
+            f"off by {error:.3g} from float64; plain torch, times {factor:g}, allows {allowed:.3g}."
+        )

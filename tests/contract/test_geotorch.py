@@ -20,7 +20,9 @@ def test_a_map_is_registered_by_hand(name, size, dtype):
     with torch.no_grad():
         layer.weight.copy_(made.weight)
     *batch, rows, columns = size
-    chart = cwy.METHODS[name].build(max(rows, columns), min(rows, columns), batch=batch, dtype=dtype)
+    chart = cwy.METHODS[name].build(
+        max(rows, columns), min(rows, columns), batch=batch, dtype=dtype
+    )
     chart.wide = rows < columns
     try:
         parametrize.register_parametrization(layer, "weight", chart)
@@ -70,7 +72,10 @@ def test_what_is_not_on_the_manifold_is_refused(name, size, dtype):
 def test_layers_of_a_model_train_together(shape):
     rows, columns = shape
     model = nn.Sequential(
-        cwy.orthogonal(nn.Linear(columns, rows)), nn.Tanh(), cwy.orthogonal(nn.Linear(rows, columns)), nn.Tanh()
+        cwy.orthogonal(nn.Linear(columns, rows)),
+        nn.Tanh(),
+        cwy.orthogonal(nn.Linear(rows, columns)),
+        nn.Tanh(),
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     x, y = torch.randn(16, columns), torch.randn(16, columns)

@@ -13,7 +13,14 @@ from torch.nn.utils import parametrize
 import cwy
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "state_dict_keys.json"
-SHAPES = {"square": (6, 6), "odd": (7, 7), "tall": (9, 4), "wide": (4, 9), "batched": (2, 6, 6), "batched tall": (3, 7, 3)}
+SHAPES = {
+    "square": (6, 6),
+    "odd": (7, 7),
+    "tall": (9, 4),
+    "wide": (4, 9),
+    "batched": (2, 6, 6),
+    "batched tall": (3, 7, 3),
+}
 
 
 class Layer(nn.Module):
@@ -35,13 +42,20 @@ def cases():
                 continue
             for dtype in (torch.float64, torch.complex128):
                 if method.complex if dtype.is_complex else method.real:
-                    yield pytest.param(name, size, dtype, id=f"{name}-{shape}-{'complex' if dtype.is_complex else 'real'}")
+                    yield pytest.param(
+                        name,
+                        size,
+                        dtype,
+                        id=f"{name}-{shape}-{'complex' if dtype.is_complex else 'real'}",
+                    )
 
 
 CASES = list(cases())
 every_method = pytest.mark.parametrize(("name", "size", "dtype"), CASES)
 # Of those whose weight is computed from free parameters; the others' weight is the parameter.
-every_map = pytest.mark.parametrize(("name", "size", "dtype"), [c for c in CASES if not cwy.METHODS[c.values[0]].on_manifold])
+every_map = pytest.mark.parametrize(
+    ("name", "size", "dtype"), [c for c in CASES if not cwy.METHODS[c.values[0]].on_manifold]
+)
 # One case a method and field suffices where a compiler or training loop is at work.
 FIRST = list({(c.values[0], c.values[2]): c for c in reversed(CASES)}.values())
 one_shape = pytest.mark.parametrize(("name", "size", "dtype"), FIRST)
@@ -53,7 +67,11 @@ def make(name, size, dtype, **options):
 
 def free_of(layer):
     chain = layer.parametrizations.weight
-    return [chain.original] if chain.is_tensor else [getattr(chain, f"original{i}") for i in range(chain.ntensors)]
+    return (
+        [chain.original]
+        if chain.is_tensor
+        else [getattr(chain, f"original{i}") for i in range(chain.ntensors)]
+    )
 
 
 def loss_of(layer, x):
@@ -84,7 +102,9 @@ def test_shape_dtype_and_orthogonality(name, size, dtype):
     assert (layer.weight - before).abs().max() > 1e-4, "training moves the weight"
 
 
-@pytest.mark.parametrize("name", [n for n, m in cwy.METHODS.items() if m.kind != "tall" and not m.on_manifold])
+@pytest.mark.parametrize(
+    "name", [n for n, m in cwy.METHODS.items() if m.kind != "tall" and not m.on_manifold]
+)
 def test_states_keep_their_norm_in_float32(name):
     """1e-4 over 1,000 steps, with free parameters as large as long training makes them."""
     layer = make(name, (128, 128), torch.float32 if cwy.METHODS[name].real else torch.complex64)
@@ -92,7 +112,13 @@ def test_states_keep_their_norm_in_float32(name):
         for p in free_of(layer):
             p += 0.3 * torch.randn_like(p)
     h0 = torch.randn(4, 128, dtype=layer.weight.dtype)
-    _, h = cwy.ops.rollout(h0.new_zeros(1000, 4, 128), h0, layer.weight.detach(), nonlinearity="identity", output="last")
+    _, h = cwy.ops.rollout(
+        h0.new_zeros(1000, 4, 128),
+        h0,
+        layer.weight.detach(),
+        nonlinearity="identity",
+        output="last",
+    )
     torch.testing.assert_close(h.norm(dim=-1), h0.norm(dim=-1), rtol=1e-4, atol=0)
 
 
@@ -103,7 +129,9 @@ def test_multiply_is_the_weight_times_each_vector(name, size, dtype):
     chart = layer.parametrizations.weight[0]
     with pytest.raises(ValueError, match="multiply: x must be"):
         chart.multiply(*free_of(layer), x[..., :1])
-    torch.testing.assert_close(chart.multiply(*free_of(layer), x), x @ layer.weight.mT, atol=1e-12, rtol=0)
+    torch.testing.assert_close(
+        chart.multiply(*free_of(layer), x), x @ layer.weight.mT, atol=1e-12, rtol=0
+    )
 
 
 @every_map

@@ -62,7 +62,9 @@ def _swapping():
 
 
 @pytest.mark.usefixtures("_swapping")
-@pytest.mark.parametrize("make_layer", [lambda: nn.Conv2d(2, 8, 2), lambda: nn.ConvTranspose1d(3, 2, 4)])
+@pytest.mark.parametrize(
+    "make_layer", [lambda: nn.Conv2d(2, 8, 2), lambda: nn.ConvTranspose1d(3, 2, 4)]
+)
 @pytest.mark.parametrize("name", ["cwy", "tcwy", "hr", "rgd"])
 def test_convolutions_when_torch_swaps_parameters(name, make_layer):
     layer = cwy.orthogonal(make_layer(), method=name)

@@ -34,23 +34,42 @@ ENV = {**os.environ, "COLUMNS": "100", "OMP_NUM_THREADS": "1", "PYTHONIOENCODING
 
 def arguments(out: Path, *more: str, what: str = "copying/small", **settings: object) -> list[str]:
     every = {**SETTINGS, **settings}
-    return ["train", what, "--out", str(out), *more, *(part for k, v in every.items() for part in ("--set", f"{k}={v}"))]
+    return [
+        "train",
+        what,
+        "--out",
+        str(out),
+        *more,
+        *(part for k, v in every.items() for part in ("--set", f"{k}={v}")),
+    ]
 
 
 def train(
-    out: Path, methods=("cwy",), seeds=(0,), what="copying/small", precision="float32", **settings: object
+    out: Path,
+    methods=("cwy",),
+    seeds=(0,),
+    what="copying/small",
+    precision="float32",
+    **settings: object,
 ) -> tuple[int, str]:
     """``cwy train`` in this process: its status, and what it printed."""
     console, every = Console(file=io.StringIO(), width=100), {**SETTINGS, **settings}
     texts = [f"{key}={value}" for key, value in every.items()]
-    status = engine.train(what, methods, seeds, texts, "cpu", precision, False, out, console, Stop())
+    status = engine.train(
+        what, methods, seeds, texts, "cpu", precision, False, out, console, Stop()
+    )
     return status, console.file.getvalue()
 
 
 def loop(folder: Path, method: str = "cwy", **settings: object) -> Loop:
     """A run that is set up but not started."""
     texts = tuple(f"{key}={value}" for key, value in (SETTINGS | settings).items())
-    return Loop(task.settings("copying/small", method, assignments=texts), Folder(folder), Group("cpu"), Display(None))
+    return Loop(
+        task.settings("copying/small", method, assignments=texts),
+        Folder(folder),
+        Group("cpu"),
+        Display(None),
+    )
 
 
 def resume(folder: Path) -> tuple[int, str]:
@@ -60,23 +79,35 @@ def resume(folder: Path) -> tuple[int, str]:
 
 
 def cwy(*args: object, ranks: int = 1, **options) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*program(ranks), *map(str, args)], env=ENV, capture_output=True, text=True, **options)
+    return subprocess.run(
+        [*program(ranks), *map(str, args)], env=ENV, capture_output=True, text=True, **options
+    )
 
 
 def start(*args: object, ranks: int = 1, preexec_fn=None, **env: str) -> subprocess.Popen[str]:
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen([*program(ranks), *map(str, args)], env=ENV | env, preexec_fn=preexec_fn, **pipes)
+    return subprocess.Popen(
+        [*program(ranks), *map(str, args)], env=ENV | env, preexec_fn=preexec_fn, **pipes
+    )
 
 
 def program(ranks: int) -> list[str]:
-    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
+    torchrun = (
+        ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+        if ranks > 1
+        else []
+    )
     return [sys.executable, *torchrun, "-m", "cwy"]
 
 
 def rows(folder: Path) -> list[dict]:
     path = folder / "metrics.jsonl"
     return (
-        [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        [
+            json.loads(line)
+            for line in path.read_text().splitlines(keepends=True)
+            if line.endswith("\n")
+        ]
         if path.exists()
         else []
     )
@@ -84,7 +115,9 @@ def rows(folder: Path) -> list[dict]:
 
 def numbers(folder: Path) -> list[dict]:
     """The log without the times."""
-    return [{k: v for k, v in row.items() if k not in ("seconds", "step_ms")} for row in rows(folder)]
+    return [
+        {k: v for k, v in row.items() if k not in ("seconds", "step_ms")} for row in rows(folder)
+    ]
 
 
 def weights(folder: Path, name: str = "weights.safetensors") -> dict[str, torch.Tensor]:

@@ -38,7 +38,9 @@ def test_a_kill_at_any_moment_of_saving_leaves_a_whole_checkpoint(tmp_path):
     chance, step = random.Random(0), 0
     checkpoint.save(tmp_path, step, {"step": 0, "model": torch.zeros(200_000)})
     for _ in range(30):
-        process = multiprocessing.get_context("fork").Process(target=saver, args=(tmp_path, step + 1))
+        process = multiprocessing.get_context("fork").Process(
+            target=saver, args=(tmp_path, step + 1)
+        )
         process.start()
         time.sleep(chance.uniform(0.02, 0.08))
         process.kill()
@@ -124,7 +126,13 @@ def test_a_checkpoint_of_a_step_that_the_run_does_not_have_is_refused(step, save
 
 def leaves(state, path=()):
     """The place of every value in a nest, and of its parts."""
-    items = state.items() if isinstance(state, dict) else enumerate(state) if isinstance(state, list) else ()
+    items = (
+        state.items()
+        if isinstance(state, dict)
+        else enumerate(state)
+        if isinstance(state, list)
+        else ()
+    )
     for key, value in items:
         yield (*path, key)
         yield from leaves(value, (*path, key))
@@ -171,7 +179,9 @@ def test_weights_are_hashed_and_those_of_before_still_load(whole, tmp_path):
         assert same(read_weights(path), weights(whole, name))
         content[-1] ^= 1
         path.write_bytes(content)
-        with pytest.raises(checkpoint.Damaged, match=f"{name} is damaged: its weights are not those of its hash"):
+        with pytest.raises(
+            checkpoint.Damaged, match=f"{name} is damaged: its weights are not those of its hash"
+        ):
             read_weights(path)
         # Another name for the same numbers.
         path.write_bytes((whole / name).read_bytes().replace(b"readout.bias", b"readout.bios"))
@@ -195,7 +205,8 @@ def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one_or_a_full_disk(w
     assert full.returncode == 1
     assert str(newest) in full.stdout
     assert (
-        f"cannot write to the folder {run}: File too large. To go on from its last checkpoint: cwy resume {run}" in full.stderr
+        f"cannot write to the folder {run}: File too large. To go on from its last checkpoint: cwy resume {run}"
+        in full.stderr
     )
     assert full.stderr.count("\n") == 1
     assert checkpoint.listed(run / "checkpoints") == [before]
@@ -213,7 +224,10 @@ def mounted(size, *lines):
 
 
 CAN_MOUNT = (
-    shutil.which("unshare") and not subprocess.run(mounted("4k"), env=ENV | {"DISK": "/mnt"}, capture_output=True).returncode
+    shutil.which("unshare")
+    and not subprocess.run(
+        mounted("4k"), env=ENV | {"DISK": "/mnt"}, capture_output=True
+    ).returncode
 )
 
 
@@ -230,7 +244,9 @@ def test_a_disk_that_fills_up_leaves_whole_checkpoints_from_which_the_run_goes_o
         again,
         f"cp -r $DISK/run {tmp_path}/run",
     )
-    done = subprocess.run(mounted("80k", *lines), env=ENV | {"DISK": str(disk)}, capture_output=True, text=True)
+    done = subprocess.run(
+        mounted("80k", *lines), env=ENV | {"DISK": str(disk)}, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     assert done.stderr == (
         f"cwy: cannot write to the folder {disk / 'run'}: No space left on device. "
@@ -263,17 +279,23 @@ def test_a_gradient_that_is_not_finite_stops_the_run_before_its_step(tmp_path):
     broken.model.readout.bias.register_hook(
         lambda g: g.index_fill(0, torch.tensor(3), torch.nan if broken.step == 12 else g[3])
     )
-    with pytest.raises(Diverged, match=r"of step 13 was not finite: .* last good checkpoint is .*step-00000007\.pt"):
+    with pytest.raises(
+        Diverged, match=r"of step 13 was not finite: .* last good checkpoint is .*step-00000007\.pt"
+    ):
         broken.run()
     assert same(broken.model.state_dict(), weights(tmp_path / "fine"))
-    assert [path.name for path in checkpoint.listed(tmp_path / "run" / "checkpoints")] == ["step-00000007.pt"]
+    assert [path.name for path in checkpoint.listed(tmp_path / "run" / "checkpoints")] == [
+        "step-00000007.pt"
+    ]
     assert [row["step"] for row in rows(tmp_path / "run")] == [5, 10]
 
 
 def test_a_step_to_infinity_reaches_no_file(tmp_path):
     done = cwy(*arguments(tmp_path / "run", lr=1e38, save_every=1))
     assert done.returncode == 3
-    assert "is not finite after step 1: the run is stopped. There is no checkpoint yet." in done.stderr
+    assert (
+        "is not finite after step 1: the run is stopped. There is no checkpoint yet." in done.stderr
+    )
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [
         "config.json",
         "diverged.txt",
@@ -282,7 +304,9 @@ def test_a_step_to_infinity_reaches_no_file(tmp_path):
     ]
 
 
-@pytest.mark.parametrize(("size", "told"), [(1e-3, "Warning: the orthogonality error after step 5 is"), (1e-1, None)])
+@pytest.mark.parametrize(
+    ("size", "told"), [(1e-3, "Warning: the orthogonality error after step 5 is"), (1e-1, None)]
+)
 def test_a_weight_that_is_not_orthogonal_is_told_or_stops_the_run(size, told, tmp_path):
     console = Console(file=io.StringIO(), width=200)
     run = loop(tmp_path / "run", iterations=5)
@@ -293,5 +317,7 @@ def test_a_weight_that_is_not_orthogonal_is_told_or_stops_the_run(size, told, tm
         run.run()
         assert told in console.file.getvalue()
     else:
-        with pytest.raises(Diverged, match=r"the orthogonality error after step 5 is 2\.1e-01, above 1e-02"):
+        with pytest.raises(
+            Diverged, match=r"the orthogonality error after step 5 is 2\.1e-01, above 1e-02"
+        ):
             run.run()

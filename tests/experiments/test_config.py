@@ -22,7 +22,16 @@ def test_every_recipe_is_reproducible_from_its_name():
         first, again = (task.settings(f"{name}/{recipe}", method, 3) for _ in range(2))
         assert first == again
         assert Settings.from_dict(json.loads(json.dumps(first.to_dict()))) == first
-        assert {"task", "recipe", "method", "seed", "device", "precision", "lr", "orthogonal_lr"} <= first.to_dict().keys()
+        assert {
+            "task",
+            "recipe",
+            "method",
+            "seed",
+            "device",
+            "precision",
+            "lr",
+            "orthogonal_lr",
+        } <= first.to_dict().keys()
         assert dataclasses.is_dataclass(first.config)
         with pytest.raises(dataclasses.FrozenInstanceError):
             first.config.lr = 1
@@ -30,21 +39,50 @@ def test_every_recipe_is_reproducible_from_its_name():
 
 def test_the_papers_settings():
     copying = task.settings("copying", "cwy").config
-    assert (copying.T, copying.hidden_size, copying.batch_size, copying.iterations) == (1000, 190, 128, 4000)
-    assert (copying.optimizer, copying.lr, copying.orthogonal_lr, copying.nonlinearity) == ("rmsprop", 2e-4, 2e-5, "modrelu")
+    assert (copying.T, copying.hidden_size, copying.batch_size, copying.iterations) == (
+        1000,
+        190,
+        128,
+        4000,
+    )
+    assert (copying.optimizer, copying.lr, copying.orthogonal_lr, copying.nonlinearity) == (
+        "rmsprop",
+        2e-4,
+        2e-5,
+        "modrelu",
+    )
     assert [task.settings("copying/2000", m).config.init for m in ("cwy", "exprnn", "dtriv", "scornn", "urnn", "lstm")] == [
         "henaff", "henaff", "henaff", "helfrich", "random", None,
     ]  # fmt: skip
     pixels = task.settings("pmnist/170", "scornn").config
-    assert (pixels.hidden_size, pixels.batch_size, pixels.epochs, pixels.init) == (170, 128, 70, "helfrich")
-    assert {task.settings("mnist/512", m).config.init for m in ("cwy", "hr", "exprnn", "dtriv")} == {"helfrich-exp"}
+    assert (pixels.hidden_size, pixels.batch_size, pixels.epochs, pixels.init) == (
+        170,
+        128,
+        70,
+        "helfrich",
+    )
+    assert {
+        task.settings("mnist/512", m).config.init for m in ("cwy", "hr", "exprnn", "dtriv")
+    } == {"helfrich-exp"}
     assert (pixels.lr, pixels.orthogonal_lr, pixels.base_every) == (7e-4, 7e-5, None)
 
 
 def test_values_are_read_by_the_type_of_their_field():
-    texts = ("lr=1e-3", "batch_size=64", "evaluate_every=none", "reflections=5", "nonlinearity=abs", "init=haar")
+    texts = (
+        "lr=1e-3",
+        "batch_size=64",
+        "evaluate_every=none",
+        "reflections=5",
+        "nonlinearity=abs",
+        "init=haar",
+    )
     config = task.settings("copying/small", "cwy", assignments=texts).config
-    assert (config.lr, config.batch_size, config.evaluate_every, config.reflections) == (1e-3, 64, None, 5)
+    assert (config.lr, config.batch_size, config.evaluate_every, config.reflections) == (
+        1e-3,
+        64,
+        None,
+        5,
+    )
     assert (config.nonlinearity, config.init) == ("abs", "haar")
 
 
@@ -74,7 +112,15 @@ def test_a_mistake_is_named_with_what_is_near(what, method, assignment, message)
 
 @pytest.mark.parametrize(
     "change",
-    [{"lr": "fast"}, {"lrr": 1.0}, {"batch_size": 1.5}, {"batch_size": True}, {"T": None}, {"seed": "1"}, {"method": "cwi"}],
+    [
+        {"lr": "fast"},
+        {"lrr": 1.0},
+        {"batch_size": 1.5},
+        {"batch_size": True},
+        {"T": None},
+        {"seed": "1"},
+        {"method": "cwi"},
+    ],
 )
 def test_a_changed_config_file_is_refused(change):
     values = task.settings("copying/small", "cwy").to_dict() | change

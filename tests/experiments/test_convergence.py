@@ -37,7 +37,10 @@ def test_the_gradient_falls_as_fast_as_the_theorem_says_and_no_vector_gets_short
         assert minima == sorted(minima, reverse=True)
         assert all(low <= now for low, now in zip(minima, gradients, strict=True))
         fitted = f"slope {rate:.2f} ± {error:.2f} ({run.method})".replace("-", "−")
-        assert f"{fitted}, as fast as the theorem's −0.5 or faster; no vector ever gets shorter.\n" in said
+        assert (
+            f"{fitted}, as fast as the theorem's −0.5 or faster; no vector ever gets shorter.\n"
+            in said
+        )
     told = arrange(runs)[0].finding
     assert "as fast as the theorem's −0.5 or faster; no vector ever gets shorter" in told
 
@@ -63,6 +66,10 @@ def test_a_step_is_the_theorems(method):
 
 
 def test_a_size_that_a_method_cannot_have_is_refused():
-    for method, sizes in (("cwy", ("N=5", "M=4")), ("tcwy", ("N=4", "M=4")), ("tcwy", ("N=3", "M=4"))):
+    for method, sizes in (
+        ("cwy", ("N=5", "M=4")),
+        ("tcwy", ("N=4", "M=4")),
+        ("tcwy", ("N=3", "M=4")),
+    ):
         with pytest.raises(ConfigError, match="cwy needs N = M, tcwy N > M"):
             load("convergence")(settings("convergence", method, 0, sizes), torch.device("cpu"))

@@ -16,7 +16,16 @@ from pathlib import Path
 
 import pytest
 
-from cwy.experiments.data import DATASETS, DataError, DataSet, File, default_root, ensure, fetch, inspect
+from cwy.experiments.data import (
+    DATASETS,
+    DataError,
+    DataSet,
+    File,
+    default_root,
+    ensure,
+    fetch,
+    inspect,
+)
 from cwy.experiments.data.mnist import load, read_idx
 
 from ..test_cli import COMMAND, run
@@ -62,11 +71,17 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def dataset(home, content=CONTENT, name="file", archive=False):
-    return DataSet("some", "", home, (File(name, len(content), hashlib.sha256(content).hexdigest(), archive),))
+    return DataSet(
+        "some", "", home, (File(name, len(content), hashlib.sha256(content).hexdigest(), archive),)
+    )
 
 
 def left(folder):
-    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
+    return sorted(
+        path.relative_to(folder).as_posix()
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != ".lock"
+    )
 
 
 @pytest.mark.parametrize("ranges", [True, False])
@@ -77,7 +92,9 @@ def test_a_cut_download_goes_on_where_it_stopped(ranges, tmp_path):
     with Server(ranges=ranges, cut=100_000 if ranges else None, file=CONTENT) as server:
         seen = []
         folder = fetch(dataset(server.home), tmp_path, lambda file, done: seen.append(done))
-        assert server.asked == [f"bytes={start}-" for start in ((50_000, 150_000, 250_000) if ranges else (50_000,))]
+        assert server.asked == [
+            f"bytes={start}-" for start in ((50_000, 150_000, 250_000) if ranges else (50_000,))
+        ]
     assert (folder / "file").read_bytes() == CONTENT
     assert left(tmp_path) == ["some/file"]
     assert seen[-1] == len(CONTENT)
@@ -96,7 +113,9 @@ def test_several_processes_may_fetch_at_once(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "wrong", [CONTENT[:-1] + bytes([CONTENT[-1] ^ 1]), CONTENT + b"more", CONTENT[:-1]], ids=["flipped", "longer", "shorter"]
+    "wrong",
+    [CONTENT[:-1] + bytes([CONTENT[-1] ^ 1]), CONTENT + b"more", CONTENT[:-1]],
+    ids=["flipped", "longer", "shorter"],
 )
 def test_wrong_bytes_are_refused_and_what_was_there_is_kept(wrong, tmp_path):
     with Server(file=wrong) as server:
@@ -125,7 +144,10 @@ def test_a_server_that_drips_is_not_waited_for(where, tmp_path, monkeypatch):
 
     class Slow(BaseHTTPRequestHandler):
         def do_GET(self):
-            self.wfile.write(b"HTTP/1.1 200 OK\r\n" + (b"" if where == "headers" else b"Content-Length: 300000\r\n\r\n"))
+            self.wfile.write(
+                b"HTTP/1.1 200 OK\r\n"
+                + (b"" if where == "headers" else b"Content-Length: 300000\r\n\r\n")
+            )
             with suppress(OSError):
                 while not ended.wait(0.05):
                     self.wfile.write(b"x")
@@ -172,7 +194,10 @@ def test_only_redirects_to_the_web_are_followed(scheme, tmp_path):
 def test_what_cannot_be_had_is_named_with_its_hash_and_place(tmp_path):
     with Server() as server:
         some = dataset(server.home)
-    for home, reason in ((some.home, "refused"), ("http://nowhere.invalid/", "cannot fetch file from")):
+    for home, reason in (
+        (some.home, "refused"),
+        ("http://nowhere.invalid/", "cannot fetch file from"),
+    ):
         with pytest.raises(DataError, match=reason) as error:
             ensure(dataset(home), tmp_path)
         assert f"{tmp_path / 'some/file'}\n(sha256 {some.files[0].sha256})" in str(error.value)
@@ -207,7 +232,11 @@ def archive(kind, member):
 
 @pytest.mark.parametrize("kind", ["zip", "tar.gz"])
 def test_an_archive_that_reaches_out_of_its_folder_is_refused(kind, tmp_path):
-    for member, whole in (("b.txt", True), ("../../b.txt", False), (str(tmp_path / "b.txt"), False)):
+    for member, whole in (
+        ("b.txt", True),
+        ("../../b.txt", False),
+        (str(tmp_path / "b.txt"), False),
+    ):
         content = archive(kind, member)
         root = tmp_path / str(len(list(tmp_path.iterdir())))
         with Server(**{f"pack.{kind}": content}) as server:
@@ -223,7 +252,9 @@ def test_an_archive_that_reaches_out_of_its_folder_is_refused(kind, tmp_path):
                 with pytest.raises(DataError, match="outside"):
                     fetch(some, root)
                 assert left(root) == [f"some/pack.{kind}"]
-                assert not any(path.is_dir() for path in root.glob("some/*")), "nothing is left half-unpacked"
+                assert not any(path.is_dir() for path in root.glob("some/*")), (
+                    "nothing is left half-unpacked"
+                )
     assert not (tmp_path / "b.txt").exists()
 
 
@@ -237,7 +268,10 @@ def test_a_file_of_unknown_size_is_known_by_its_hash_and_an_unpacked_archive_is_
         (folder / "pack.zip").unlink()
         assert ensure(some, tmp_path) == folder
         assert len(server.asked) == -(-len(content) // 50)
-    with Server(**{"pack.zip": content[:-1] + b"?"}) as server, pytest.raises(DataError, match=f"expected sha1 {file.sha256}"):
+    with (
+        Server(**{"pack.zip": content[:-1] + b"?"}) as server,
+        pytest.raises(DataError, match=f"expected sha1 {file.sha256}"),
+    ):
         fetch(DataSet("other", "", server.home, (file,)), tmp_path)
     assert left(tmp_path / "other") == []
 
@@ -272,7 +306,18 @@ def test_mnist_is_mnist():
     data = load()
     assert [tuple(part.shape) for part in data] == [(60000, 784), (60000,), (10000, 784), (10000,)]
     assert data.train_labels[:10].tolist() == [5, 0, 4, 1, 9, 2, 1, 3, 1, 4]
-    assert data.test_labels.bincount().tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
+    assert data.test_labels.bincount().tolist() == [
+        980,
+        1135,
+        1032,
+        1010,
+        982,
+        892,
+        958,
+        1028,
+        974,
+        1009,
+    ]
     assert data.train_images.float().mean().item() == pytest.approx(33.318, abs=1e-3)
 
 
@@ -289,11 +334,21 @@ def test_commands_check_what_is_here(tmp_path):
     done = run(COMMAND, "data", "check", CWY_DATA=str(tmp_path))
     assert (done.returncode, done.stdout.count("gz is missing")) == (1, 1)
     assert "3 of 4 files" in done.stdout
-    assert re.findall(r"^ (\w+) +(?:yes|NO) ", done.stdout, re.MULTILINE) == list(DATASETS), "a summary of every set"
+    assert re.findall(r"^ (\w+) +(?:yes|NO) ", done.stdout, re.MULTILINE) == list(DATASETS), (
+        "a summary of every set"
+    )
     assert "3 of 4 files" in run(COMMAND, "data", "list", CWY_DATA=str(tmp_path)).stdout
-    for call in (("data", "list"), ("data", "check", "mnist"), ("train", "mnist/small", "--out", tmp_path / "run")):
+    for call in (
+        ("data", "list"),
+        ("data", "check", "mnist"),
+        ("train", "mnist/small", "--out", tmp_path / "run"),
+    ):
         done = run(COMMAND, *map(str, call), CWY_DATA=str(tmp_path / ("x" * 300)))
-        assert (done.returncode, "cannot read the data folder" in done.stderr, "Traceback" in done.stderr) == (1, True, False)
+        assert (
+            done.returncode,
+            "cannot read the data folder" in done.stderr,
+            "Traceback" in done.stderr,
+        ) == (1, True, False)
 
 
 def test_commands_name_a_mistake_plainly(tmp_path):
@@ -307,7 +362,15 @@ def test_commands_name_a_mistake_plainly(tmp_path):
     assert "Traceback" not in done.stderr
     assert "train-images-idx3-ubyte.gz" in done.stderr
     assert Path(tmp_path / "taken").is_file()
-    done = run(COMMAND, "train", "mnist/small", "--out", tmp_path / "run", CWY_DATA=str(tmp_path / "data"), **proxy)
+    done = run(
+        COMMAND,
+        "train",
+        "mnist/small",
+        "--out",
+        tmp_path / "run",
+        CWY_DATA=str(tmp_path / "data"),
+        **proxy,
+    )
     file = DATASETS["mnist"].files[0]
     assert (done.returncode, done.stdout) == (1, "")
     assert f"{tmp_path / 'data/mnist' / file.name}\n(sha256 {file.sha256})" in done.stderr

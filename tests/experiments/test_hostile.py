@@ -77,7 +77,17 @@ HOSTILE = [
     SCRIPT, "../../elsewhere", "/elsewhere", "a\x1b[2J\x07b\u202e", "\ud800", r"$x$ \frac \1", "x" * 10_000, "", "con",
     None, True, -5, 0, 2**70, 10**400, 0.5, math.nan, math.inf, [], {"a": [1]},
 ]  # fmt: skip
-CONTENTS = [b"", b"[", b"[" * 100_000, b"\xff", b"null", b"{}", b'{"step": Infinity}\n', b"9" * 5000, b"\0"]
+CONTENTS = [
+    b"",
+    b"[",
+    b"[" * 100_000,
+    b"\xff",
+    b"null",
+    b"{}",
+    b'{"step": Infinity}\n',
+    b"9" * 5000,
+    b"\0",
+]
 FILES = ("config.json", "record.json", "metrics.jsonl")
 
 
@@ -159,12 +169,18 @@ def test_a_report_of_hostile_runs_shows_the_sound_one_and_writes_nowhere_else(ho
         place.mkdir()
     (sound,) = find_runs([hostile / "T1000-cwy-seed0"])
     # Texts of every field, in few figures.
-    texts = [run for run in runs if re.search(r"alert|elsewhere|frac", json.dumps([run.config, run.record]))]
+    texts = [
+        run
+        for run in runs
+        if re.search(r"alert|elsewhere|frac", json.dumps([run.config, run.record]))
+    ]
     assert len({run.task for run in texts}) == 5
     plain = write([sound, replace(sound, record=None)], places[0], ["cannot show a run."])
     written = write([sound, replace(sound, record=None), *texts], places[1], damaged)
     assert sorted(hostile.parent.rglob("*")) == before
-    assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == sorted([*plain, *written])
+    assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == sorted(
+        [*plain, *written]
+    )
     assert all(re.fullmatch(r"[A-Za-z0-9-]+\.(html|png|svg)", path.name) for path in written)
     usual, page = (Page(made[0].read_text(encoding="utf-8")) for made in (plain, written))
     assert set(page.tags) - set(usual.tags) <= {"h2", "ul", "li", "a"}
@@ -218,7 +234,9 @@ def test_escape_codes_in_names_do_not_reach_the_terminal(hostile, tmp_path, caps
         assert all(line.isprintable() for line in text.split("\n"))
 
 
-@pytest.mark.parametrize("setting", [f"T={10**20}", f"hidden_size={10**9}", "hidden_size=1000000", "T=1" + "0" * 400])
+@pytest.mark.parametrize(
+    "setting", [f"T={10**20}", f"hidden_size={10**9}", "hidden_size=1000000", "T=1" + "0" * 400]
+)
 def test_absurd_settings_get_a_sentence(setting, tmp_path):
     key, _, value = setting.partition("=")
     with pytest.raises((ConfigError, RunError), match=f"{key}|memory"):

@@ -36,21 +36,37 @@ from .sample import CONFIG, write_run
 from .test_data import Server
 
 ENGLISH = ["a", "big", "red", "dog", "cat", "house", "sees", "has", "my", "your", "old", "new"]
-SPANISH = ["un", "gran", "rojo", "perro", "gato", "casa", "ve", "tiene", "mi", "tu", "viejo", "nuevo"]
+SPANISH = [
+    "un",
+    "gran",
+    "rojo",
+    "perro",
+    "gato",
+    "casa",
+    "ve",
+    "tiene",
+    "mi",
+    "tu",
+    "viejo",
+    "nuevo",
+]
 
 
 def test_a_file_is_split_once_and_for_all(tmp_path):
     file = tmp_path / "pairs.tsv"
     rows = [f"I have {i}.\tTengo {i % 40}.\tsomebody, CC BY" for i in range(100)]
     file.write_text(
-        "\ufeff" + "\r\n".join([*rows, "no tab", "only one side\t...", "", rows[0].upper(), "\t"]), encoding="utf-8"
+        "\ufeff" + "\r\n".join([*rows, "no tab", "only one side\t...", "", rows[0].upper(), "\t"]),
+        encoding="utf-8",
     )
 
     def corpus_of(seed=3, **more):
         return load(replace(paper("cwy"), file=str(file), min_count=1, **more), seed)
 
     corpus = corpus_of()
-    assert [corpus.facts[key] for key in ("pairs", "bad lines", "repeated pairs", "train", "test")] == [102, 1, 1, 81, 20]
+    assert [
+        corpus.facts[key] for key in ("pairs", "bad lines", "repeated pairs", "train", "test")
+    ] == [102, 1, 1, 81, 20]
     assert ("tengo", "7", ".") in {source for source, _ in (*corpus.train, *corpus.held_out)}
     assert not set(corpus.train) & set(corpus.held_out)
     assert corpus_of().train == corpus.train
@@ -92,19 +108,34 @@ def test_an_archive_is_known_by_what_is_in_it(tmp_path):
             some = replace(TATOEBA, home=server.home, files=(file,))
             assert (fetch(some, tmp_path / str(packing)) / file.name).read_bytes() == packed[-1]
     assert packed[0] != packed[1]
-    with Server(cut=70, **{file.name: packed[1]}) as server, pytest.raises(DataError, match="It was deleted: try again"):
+    with (
+        Server(cut=70, **{file.name: packed[1]}) as server,
+        pytest.raises(DataError, match="It was deleted: try again"),
+    ):
         fetch(replace(TATOEBA, home=server.home, files=(file,)), tmp_path / "cut")
     assert not list((tmp_path / "cut").rglob("*.partial"))
     path, (head, _, tail) = tmp_path / "damaged", packed[1].partition(b"spa.txt")
-    for damaged in packed[1][:-30], head + b"spa.txt" + b"\0" * 9 + tail[9:], packed[0].replace(b"a\tb", b"b\ta"), b"":
+    for damaged in (
+        packed[1][:-30],
+        head + b"spa.txt" + b"\0" * 9 + tail[9:],
+        packed[0].replace(b"a\tb", b"b\ta"),
+        b"",
+    ):
         path.write_bytes(damaged)
         assert inspect(path, file)
 
 
-@pytest.mark.skipif(not (TATOEBA.folder() / TATOEBA.files[0].name).exists(), reason="Tatoeba is not in CWY_DATA")
+@pytest.mark.skipif(
+    not (TATOEBA.folder() / TATOEBA.files[0].name).exists(), reason="Tatoeba is not in CWY_DATA"
+)
 def test_tatoeba_is_read_whole():
     corpus = load(paper("cwy"), 0)
-    assert [corpus.facts[key] for key in ("pairs", "bad lines", "train", "test")] == [118_964, 0, 95_069, 23_767]
+    assert [corpus.facts[key] for key in ("pairs", "bad lines", "train", "test")] == [
+        118_964,
+        0,
+        95_069,
+        23_767,
+    ]
     assert corpus.longest == (52, 50)
     assert [7 < mean < 8 for mean in corpus.facts["mean words"]] == [True, True]
 
@@ -117,15 +148,40 @@ def pairs(tmp_path_factory):
     for _ in range(700):
         length = int(torch.randint(2, 6, (1,), generator=numbers))
         chosen = torch.randint(len(ENGLISH), (length,), generator=numbers).tolist()
-        rows.append(" ".join(ENGLISH[i] for i in chosen) + ".\t" + " ".join(SPANISH[i] for i in chosen) + ".\n")
+        rows.append(
+            " ".join(ENGLISH[i] for i in chosen)
+            + ".\t"
+            + " ".join(SPANISH[i] for i in chosen)
+            + ".\n"
+        )
     file.write_text("".join(rows))
     return file
 
 
 def arguments(pairs, out, *more, **changes):
-    every = {"file": pairs, "pairs": "none", "hidden_size": 64, "embedding_size": 24, "batch_size": 16, "epochs": 20}
-    every |= {"save_every": 51, "log_every": 5, "reflections": 16, "lr": 5e-3, "orthogonal_lr": 5e-3} | changes
-    return ["train", "nmt/small", "--out", str(out), *more, *(f"--set={key}={value}" for key, value in every.items())]
+    every = {
+        "file": pairs,
+        "pairs": "none",
+        "hidden_size": 64,
+        "embedding_size": 24,
+        "batch_size": 16,
+        "epochs": 20,
+    }
+    every |= {
+        "save_every": 51,
+        "log_every": 5,
+        "reflections": 16,
+        "lr": 5e-3,
+        "orthogonal_lr": 5e-3,
+    } | changes
+    return [
+        "train",
+        "nmt/small",
+        "--out",
+        str(out),
+        *more,
+        *(f"--set={key}={value}" for key, value in every.items()),
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +208,9 @@ def test_it_learns_a_language(trained):
     assert final["perplexity"] == pytest.approx(2.718281828 ** final["loss"])
     assert final["paper_loss"] < final["loss"]
     assert final["paper_perplexity"] == pytest.approx(2 ** final["paper_loss"])
-    assert record["data"]["train"] + record["data"]["test"] + record["data"]["repeated pairs"] == 700
+    assert (
+        record["data"]["train"] + record["data"]["test"] + record["data"]["repeated pairs"] == 700
+    )
 
 
 def test_stopped_and_resumed_it_is_the_run_that_never_stopped(pairs, trained, tmp_path, capsys):
@@ -169,7 +227,9 @@ def test_stopped_and_resumed_it_is_the_run_that_never_stopped(pairs, trained, tm
 
 
 def test_translations_come_with_what_must_be_known(trained, tmp_path, capsys):
-    told, notes = said(capsys, trained, "mi gato ve tu casa.", "¡Mi GÁTO.", "", f"{'gato ' * 40}", beams=3)
+    told, notes = said(
+        capsys, trained, "mi gato ve tu casa.", "¡Mi GÁTO.", "", f"{'gato ' * 40}", beams=3
+    )
     assert told[:3] == ["my cat sees your house .", told[1], ""], "a line for a line"
     assert notes[0] == "'¡Mi GÁTO.': not known: ¡."
     assert "there is no word in it" in notes[1]
@@ -178,9 +238,13 @@ def test_translations_come_with_what_must_be_known(trained, tmp_path, capsys):
     assert [row.split("\t")[0] for row in rows] == ["0", "1", "2"]
     assert sum(row.split("\t")[2] == row.split("\t")[3] for row in rows) > 1
     picture = tmp_path / "attention.png"
-    done = run("sh", "-c", rf"printf 'Mi gato ve tu casa.\n\nS\355.\n' | {COMMAND} translate {trained}")
+    done = run(
+        "sh", "-c", rf"printf 'Mi gato ve tu casa.\n\nS\355.\n' | {COMMAND} translate {trained}"
+    )
     assert (done.returncode, done.stdout) == (1, f"{told[0]}\n\n"), done.stderr
-    assert "line 3 of the input is not UTF-8: byte 0xed at 1. Convert it first." in " ".join(done.stderr.split())
+    assert "line 3 of the input is not UTF-8: byte 0xed at 1. Convert it first." in " ".join(
+        done.stderr.split()
+    )
     said(capsys, trained, "Mi perro.", attention=picture)
     assert imread(picture).std() > 0.05
 
@@ -198,10 +262,21 @@ def test_what_can_not_translate_says_why(whole, trained, tmp_path):
     other = tmp_path / "other"
     other.mkdir()
     (other / "map.png").mkdir()
-    refused(trained, "cannot write --attention .*map.png: Is a directory", "mi gato", attention=other / "map.png")
-    config, content = json.loads((trained / "config.json").read_text()), (trained / "weights.safetensors").read_bytes()
+    refused(
+        trained,
+        "cannot write --attention .*map.png: Is a directory",
+        "mi gato",
+        attention=other / "map.png",
+    )
+    config, content = (
+        json.loads((trained / "config.json").read_text()),
+        (trained / "weights.safetensors").read_bytes(),
+    )
     (other / "weights.safetensors").write_bytes(content)
-    for change, reason in ({"hidden_size": 40}, "size mismatch"), ({"method": "lstm"}, "reflections is a setting of orthog"):
+    for change, reason in (
+        ({"hidden_size": 40}, "size mismatch"),
+        ({"method": "lstm"}, "reflections is a setting of orthog"),
+    ):
         (other / "config.json").write_text(json.dumps(config | change))
         refused(other, f"other .*are not those of its settings: .*{reason}", "hola")
     (other / "weights.safetensors").write_bytes(content[:-9])
@@ -231,7 +306,9 @@ def test_a_run_goes_on_with_its_own_data_alone(pairs, tmp_path, monkeypatch, cap
 
 def test_weights_that_do_not_know_their_file_are_gone_on_with(pairs):
     texts = (f"file={pairs}", "pairs=none", "hidden_size=8", "embedding_size=4")
-    model = task.load("nmt")(task.settings("nmt/small", assignments=texts), torch.device("cpu")).model()
+    model = task.load("nmt")(
+        task.settings("nmt/small", assignments=texts), torch.device("cpu")
+    ).model()
     state = model.state_dict()
     assert data_of(state["_extra_state"]) == model.data
     del model.data["sha256"]
@@ -243,7 +320,10 @@ def test_weights_that_do_not_know_their_file_are_gone_on_with(pairs):
 
 
 def test_a_recipe_may_be_named_after_a_method():
-    assert [task.settings(f"nmt/{r}").name for r in ("cwy-128", "lstm")] == ["cwy-128-seed0", "lstm-seed0"]
+    assert [task.settings(f"nmt/{r}").name for r in ("cwy-128", "lstm")] == [
+        "cwy-128-seed0",
+        "lstm-seed0",
+    ]
     assert task.settings("nmt/lstm", "gru").config == task.settings("nmt/gru").config
 
 
@@ -254,22 +334,37 @@ def test_batches_have_few_shapes_and_every_pair_once(pairs):
     assert {source.shape == target.shape for source, target, _ in batches} == {True}
     assert {len(source) for source, _, _ in batches} == {32}
     assert len({source.shape for source, _, _ in batches}) <= 3
-    rows = [tuple(row) for source, target, _ in batches for row in torch.cat([source, target], 1).tolist()]
+    rows = [
+        tuple(row)
+        for source, target, _ in batches
+        for row in torch.cat([source, target], 1).tolist()
+    ]
     text = nmt.corpus.source.text, nmt.corpus.target.text
     said = [(text[0](row[: len(row) // 2]), text[1](row[len(row) // 2 :])) for row in rows]
-    assert sorted(pair for pair in said if pair[1]) == sorted((" ".join(a), " ".join(b)) for a, b in nmt.corpus.train)
+    assert sorted(pair for pair in said if pair[1]) == sorted(
+        (" ".join(a), " ".join(b)) for a, b in nmt.corpus.train
+    )
     for _, target, weight in batches:
         assert float(weight.sum()) == pytest.approx(32 * 32 / int((target != PAD).sum()))
-    whole = task.load("nmt")(replace(nmt.settings, config=replace(nmt.config, batch_size=9999)), torch.device("cpu"))
-    assert (whole.epoch, len(whole.batch(0)[0])) == (1, len(nmt.corpus.train)), "no more rows than pairs"
+    whole = task.load("nmt")(
+        replace(nmt.settings, config=replace(nmt.config, batch_size=9999)), torch.device("cpu")
+    )
+    assert (whole.epoch, len(whole.batch(0)[0])) == (1, len(nmt.corpus.train)), (
+        "no more rows than pairs"
+    )
     fresh = task.load("nmt")(nmt.settings, torch.device("cpu"))
-    assert all(torch.equal(a, b) for a, b in zip(nmt.batch(nmt.epoch + 1), fresh.batch(nmt.epoch + 1), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(nmt.batch(nmt.epoch + 1), fresh.batch(nmt.epoch + 1), strict=True)
+    )
 
 
 @torch.no_grad()
 def test_the_loss_of_a_batch_is_that_of_its_shares(pairs, monkeypatch):
     texts = (f"file={pairs}", "pairs=none", "batch_size=32", "hidden_size=8", "embedding_size=4")
-    nmt = task.load("nmt")(task.settings("nmt/small", assignments=texts, precision="float64"), torch.device("cpu"))
+    nmt = task.load("nmt")(
+        task.settings("nmt/small", assignments=texts, precision="float64"), torch.device("cpu")
+    )
     batch, model, shares = nmt.batch(0), nmt.model(), []
     monkeypatch.setenv("WORLD_SIZE", "3")
     for rank in range(3):
@@ -281,15 +376,30 @@ def test_the_loss_of_a_batch_is_that_of_its_shares(pairs, monkeypatch):
 
 def test_the_report_holds_times_against_the_lstm_and_the_paper(tmp_path):
     for method, pace, loss in ("cwy", 3.0, 1.5), ("lstm", 4.0, 1.4):
-        config = {"task": "nmt", "method": method, "seed": 0, **CONFIG, "hidden_size": 1024, "embedding_size": 256}
-        config |= {"epochs": 10, "lr": 1e-2, "file": None, "validation": None, "reflections": 128 if method == "cwy" else None}
+        config = {
+            "task": "nmt",
+            "method": method,
+            "seed": 0,
+            **CONFIG,
+            "hidden_size": 1024,
+            "embedding_size": 256,
+        }
+        config |= {
+            "epochs": 10,
+            "lr": 1e-2,
+            "file": None,
+            "validation": None,
+            "reflections": 128 if method == "cwy" else None,
+        }
         config |= {"batch_size": 64, "columns": "2-1", "pairs": None}
         config |= {"nonlinearity": "abs" if method == "cwy" else "tanh"}
         rows = []
         for epoch in range(1, 11):
             common = {"step": epoch * 1490, "seconds": 5 + pace * epoch, "epoch": epoch}
             rows.append({**common, "split": "train", "loss": 2.0})
-            rows.append({**common, "split": "test", "loss": loss, "perplexity": 4.0, "paper_loss": 0.3})
+            rows.append(
+                {**common, "split": "test", "loss": loss, "perplexity": 4.0, "paper_loss": 0.3}
+            )
             rows[-1] |= {"paper_perplexity": 1.23, "bleu": 30.0}
         write_run(tmp_path / method, config, rows, parameters=20_000_000)
     runs = find_runs([tmp_path])
@@ -297,7 +407,9 @@ def test_the_report_holds_times_against_the_lstm_and_the_paper(tmp_path):
     (panel,) = arrange(runs)
     assert panel.finding == "lstm 1.400 and cwy 1.500 nats a word"
     for other in {"nonlinearity": "tanh"}, {"columns": "1-2"}, {"pairs": 9000}, {"validation": 0.1}:
-        assert panel.description.published({**panel.config, **other}) is None, "what the paper did not run"
+        assert panel.description.published({**panel.config, **other}) is None, (
+            "what the paper did not run"
+        )
     moved = {**panel.config, "method": "rgd-c-c", "nonlinearity": "abs", "lr": 1e-3}
     assert panel.description.published(moved).startswith("perplexity 4.03, loss 2.01")
     (tmp_path / "report").mkdir()
@@ -308,7 +420,9 @@ def test_the_report_holds_times_against_the_lstm_and_the_paper(tmp_path):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("method", ["cwy", "lstm"])
-def test_on_the_gpu_graphs_of_many_shapes_are_the_run_without_them(method, pairs, tmp_path, monkeypatch):
+def test_on_the_gpu_graphs_of_many_shapes_are_the_run_without_them(
+    method, pairs, tmp_path, monkeypatch
+):
     texts = [a.removeprefix("--set=") for a in arguments(pairs, tmp_path) if a.startswith("--set=")]
     texts += [] if method == "cwy" else ["reflections=none"]
     losses = []

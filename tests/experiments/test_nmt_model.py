@@ -18,7 +18,15 @@ from cwy.experiments.nmt.text import END, PAD, SPECIAL, START, UNKNOWN
 
 from .process import same
 
-METHODS = [("cwy", 3), ("cwy", None), ("exprnn", None), ("rgd", None), ("rnn", None), ("gru", None), ("lstm", None)]
+METHODS = [
+    ("cwy", 3),
+    ("cwy", None),
+    ("exprnn", None),
+    ("rgd", None),
+    ("rnn", None),
+    ("gru", None),
+    ("lstm", None),
+]
 
 
 def translator(method="cwy", reflections=None, n=8, words=6, dtype=torch.float64, **more):
@@ -69,8 +77,13 @@ def test_a_padded_batch_is_the_definition_sentence_by_sentence(method, reflectio
         assert torch.allclose(logits[:t, b], alone, atol=1e-12)
         assert torch.allclose(maps[b, :t, :s], weights, atol=1e-12)
         direction = torch.randn_like(alone)
-        cost, expected = cost + (logits[:t, b] * direction).sum(), expected + (alone * direction).sum()
-    ours, theirs = (torch.autograd.grad(total, list(model.parameters())) for total in (cost, expected))
+        cost, expected = (
+            cost + (logits[:t, b] * direction).sum(),
+            expected + (alone * direction).sum(),
+        )
+    ours, theirs = (
+        torch.autograd.grad(total, list(model.parameters())) for total in (cost, expected)
+    )
     for name, a, b in zip(dict(model.named_parameters()), ours, theirs, strict=True):
         assert torch.allclose(a, b, atol=1e-10), name
 
@@ -107,10 +120,16 @@ def test_what_is_beyond_an_end_changes_nothing(method, lengths, more, further, s
     assert not grads["source.weight"][PAD].any()
     assert not grads["target.weight"][PAD].any()
     # Nor has how much of it there is, nor a row that only fills the batch.
-    filled = [torch.cat([part, padding[:, :count]], 1) for part, count in ((source, more), (target, further))]
+    filled = [
+        torch.cat([part, padding[:, :count]], 1)
+        for part, count in ((source, more), (target, further))
+    ]
     row = torch.full((1, 8 + more), PAD)
     row[0, 0] = END
-    filled[0], filled[1] = torch.cat([filled[0], row]), torch.cat([filled[1], torch.full((1, 8 + further), PAD)])
+    filled[0], filled[1] = (
+        torch.cat([filled[0], row]),
+        torch.cat([filled[1], torch.full((1, 8 + further), PAD)]),
+    )
     scaled = torch.cat([weight, weight[:1]]) * (len(weight) + 1) / len(weight)
     longer, grads_longer = measured(*filled, scaled)
     assert torch.allclose(loss, longer, atol=1e-12)
@@ -122,7 +141,9 @@ def test_a_backward_counts_what_it_met_itself():
     shared = Shared(m)
     first, *others = [shared(part).square().sum() for part in rows]
     torch.autograd.grad(first, rows, retain_graph=True)
-    ours, theirs = (torch.autograd.grad(total, m)[0] for total in (sum(others), (rows[1:] @ m).square().sum()))
+    ours, theirs = (
+        torch.autograd.grad(total, m)[0] for total in (sum(others), (rows[1:] @ m).square().sum())
+    )
     torch.testing.assert_close(ours, theirs)
 
 
@@ -143,13 +164,19 @@ def test_decoding_finds_the_likeliest(method):
     for row, said in enumerate(greedy):
         words = []
         while len(words) < limit:
-            words.append(max([END, 4, 5, 6], key=lambda word: costs(row, [*words, word])[len(words)]))
+            words.append(
+                max([END, 4, 5, 6], key=lambda word: costs(row, [*words, word])[len(words)])
+            )
             if words[-1] == END:
                 words.pop()
                 break
         assert said == words
         assert decode(model, source[row : row + 1], limit) == [said], "alone as in a batch"
-    every = [list(words) for count in range(limit + 1) for words in itertools.product([4, 5, 6], repeat=count)]
+    every = [
+        list(words)
+        for count in range(limit + 1)
+        for words in itertools.product([4, 5, 6], repeat=count)
+    ]
     for row, said in enumerate(decode(model, source, limit, beams=40)):
         assert said == max(every, key=lambda words: costs(row, words).mean())
 
@@ -160,19 +187,27 @@ def test_on_the_gpu_it_is_the_same(method, reflections):
     model = translator(method, reflections, n=64, dtype=torch.float32)
     source, target = sentences([4, 1, 6], 9), sentences([3, 5, 2], 8)
     expected = torch.cat([g.flatten() for g in _gradients(model, source, target)])
-    found = torch.cat([g.flatten().cpu() for g in _gradients(model.cuda(), source.cuda(), target.cuda())])
+    found = torch.cat(
+        [g.flatten().cpu() for g in _gradients(model.cuda(), source.cuda(), target.cuda())]
+    )
     # cuDNN approximates tanh.
-    assert (found - expected).norm() < (1e-3 if method in ("rnn", "gru", "lstm") else 1e-4) * expected.norm()
+    assert (found - expected).norm() < (
+        1e-3 if method in ("rnn", "gru", "lstm") else 1e-4
+    ) * expected.norm()
 
 
 def _gradients(model, source, target):
     weight = torch.ones(len(source), device=source.device)
-    return torch.autograd.grad(task.load("nmt").loss(None, model, (source, target, weight))[0], list(model.parameters()))
+    return torch.autograd.grad(
+        task.load("nmt").loss(None, model, (source, target, weight))[0], list(model.parameters())
+    )
 
 
 def test_only_the_small_recipe_starts_with_small_embeddings():
     recipes = task.load("nmt").recipes
-    assert {name for name, recipe in recipes.items() if recipe("cwy").embedding_scale != 1} == {"small"}
+    assert {name for name, recipe in recipes.items() if recipe("cwy").embedding_scale != 1} == {
+        "small"
+    }
     torch.manual_seed(0)
     full = translator().state_dict()
     torch.manual_seed(0)

@@ -24,11 +24,17 @@ def close(a, b):
 @pytest.mark.slow
 def test_two_ranks_equal_one_process(tmp_path):
     # Seven examples: four for one rank, three for the other.
-    methods, settings = ("cwy", "dtriv", "lstm"), {"what": "adding/small", "iterations": 25, "T": 9, "batch_size": 7}
+    methods, settings = (
+        ("cwy", "dtriv", "lstm"),
+        {"what": "adding/small", "iterations": 25, "T": 9, "batch_size": 7},
+    )
     damaged = tmp_path / "two/small-gru-seed0/config.json"
     damaged.parent.mkdir(parents=True)
     damaged.write_text("{")
-    done = cwy(*arguments(tmp_path / "two", "--method", ",".join(("gru", *methods)), *DOUBLE, **settings), ranks=2)
+    done = cwy(
+        *arguments(tmp_path / "two", "--method", ",".join(("gru", *methods)), *DOUBLE, **settings),
+        ranks=2,
+    )
     assert done.returncode == 1, done.stderr
     assert f"small-gru-seed0 failed: {damaged} is damaged" in done.stdout
     assert train(tmp_path / "one", methods, precision="float64", **settings)[0] == 0
@@ -47,7 +53,11 @@ def test_ranks_stop_at_the_same_step_and_one_process_goes_on(tmp_path):
     process = start(*arguments(run, *DOUBLE), ranks=2)
     until(process, run, 30)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    ranks = [int(child) for child in children if b"cwy\0train" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    ranks = [
+        int(child)
+        for child in children
+        if b"cwy\0train" in Path(f"/proc/{child}/cmdline").read_bytes()
+    ]
     assert len(ranks) == 2
     os.kill(ranks[1], signal.SIGTERM)
     _, error = process.communicate(timeout=30)

@@ -21,7 +21,10 @@ from ..test_cli import COMMAND, run
 from .sample import copying, mnist
 
 RECORDS = Path(__file__).parents[2] / "results"
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+BROWSER = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))),
+    None,
+)
 
 
 @pytest.fixture(scope="module")
@@ -39,12 +42,20 @@ def runs(tmp_path_factory):
 
 
 def text(page):
-    return re.sub(r"\s+", " ", html.unescape(re.sub(r"<style>.*?</style>|<[^>]+>", " ", page, flags=re.DOTALL)))
+    return re.sub(
+        r"\s+",
+        " ",
+        html.unescape(re.sub(r"<style>.*?</style>|<[^>]+>", " ", page, flags=re.DOTALL)),
+    )
 
 
 def test_runs_are_compared_by_task_size_and_setting(runs):
     panels = {panel.title: panel for panel in arrange(find_runs([runs]))}
-    assert list(panels) == ["Copying, T = 1000", "Copying, T = 2000", "Pixel-by-pixel MNIST, N = 170"]
+    assert list(panels) == [
+        "Copying, T = 1000",
+        "Copying, T = 2000",
+        "Pixel-by-pixel MNIST, N = 170",
+    ]
     first = panels["Copying, T = 1000"]
     assert [(one.label, len(one.runs)) for one in first.series] == [
         ("cwy (L = N)", 3), ("cwy (L = 48)", 1), ("exprnn", 1), ("scornn", 3), ("lstm", 1),
@@ -62,11 +73,16 @@ def test_a_run_that_was_stopped_is_not_judged(tmp_path):
         copying(tmp_path, method, 0, finished=False, iterations=32_000)
     (tmp_path / "T1000-rnn-seed0/diverged.txt").touch()
     (panel,) = arrange(find_runs([tmp_path]))
-    assert panel.finding == "cwy learns to recall the symbols; urnn and lstm are not finished; rnn diverged"
+    assert (
+        panel.finding
+        == "cwy learns to recall the symbols; urnn and lstm are not finished; rnn diverged"
+    )
     for method in "eurnn", "exprnn":
         copying(tmp_path / "more", method, 0, finished=False)
     (panel,) = arrange(find_runs([tmp_path]))
-    assert panel.finding == "cwy learns to recall the symbols; 4 others are not finished; rnn diverged"
+    assert (
+        panel.finding == "cwy learns to recall the symbols; 4 others are not finished; rnn diverged"
+    )
     shutil.rmtree(tmp_path / "more")
     words = text(write(find_runs([tmp_path]), tmp_path)[0].read_text())
     for told in ("cwy 3 seeds 2 unfinished, at 4,000 and 4,000 of 4,000 1.92e-5 1,063 100.0%",
@@ -79,7 +95,12 @@ def test_the_page_tells_every_number_and_needs_nothing_else(runs, tmp_path):
     written = write(find_runs([runs, runs / "deeper"]), tmp_path)
     names = {path.name for path in written}
     assert names == {path.name for path in tmp_path.iterdir()}
-    assert {"report.html", "copying-T1000-loss.png", "copying-T1000-loss.svg", "mnist-N170-accuracy.svg"} < names
+    assert {
+        "report.html",
+        "copying-T1000-loss.png",
+        "copying-T1000-loss.svg",
+        "mnist-N170-accuracy.svg",
+    } < names
     page = (tmp_path / "report.html").read_text()
     assert not re.findall(r"""(?:src|href|url|@import)\W+(?:https?:)?//""", page)
     words = text(page)
@@ -87,7 +108,10 @@ def test_the_page_tells_every_number_and_needs_nothing_else(runs, tmp_path):
         assert f"{one.folder.name} " in words
         if one.record and one.task == "copying":
             logged = replace(one, record=None)
-            assert one.record["crossings"] == {"0.01": logged.crossing(0.01), "0.001": logged.crossing(0.001)}
+            assert one.record["crossings"] == {
+                "0.01": logged.crossing(0.01),
+                "0.001": logged.crossing(0.001),
+            }
     for told in ("goes to zero, the fastest", "no memory (0.0204)", "above 95%", "unfinished, at 4,000 of 4,000",
                  "1 is not finished.", "under 0.001 at iteration", "never", "Some CPU", "0123456789ab", "orthogonal_lr",
                  "2e-05"):  # fmt: skip
@@ -100,7 +124,9 @@ def test_the_page_tells_every_number_and_needs_nothing_else(runs, tmp_path):
     again = tmp_path / "again"
     again.mkdir()
     write(find_runs([runs, runs / "deeper"]), again)
-    assert all((again / name).read_bytes() == (tmp_path / name).read_bytes() for name in names), "the same runs, the same files"
+    assert all((again / name).read_bytes() == (tmp_path / name).read_bytes() for name in names), (
+        "the same runs, the same files"
+    )
 
 
 @pytest.mark.skipif(BROWSER is None, reason="needs a headless browser")
@@ -116,9 +142,17 @@ def test_a_browser_draws_every_curve_without_complaint(committed, runs, tmp_path
     }</script>"""
     probe = probe.replace("WIDE", str(wide)).replace("HIGH", str(high))
     (tmp_path / "probed.html").write_text(page.read_text().replace("</body>", probe + "</body>"))
-    options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--window-size=1280,6000"]
+    options = [
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--hide-scrollbars",
+        "--window-size=1280,6000",
+    ]
     options += [f"--user-data-dir={tmp_path / 'profile'}", "--enable-logging=stderr"]
-    view = lambda *more: subprocess.run([BROWSER, *options, *more], capture_output=True, text=True, timeout=120)
+    view = lambda *more: subprocess.run(
+        [BROWSER, *options, *more], capture_output=True, text=True, timeout=120
+    )
     seen = view("--dump-dom", (tmp_path / "probed.html").as_uri())
     assert "CONSOLE" not in seen.stderr
     drawn = re.findall(r'data-drawn="(\d+)/(\d+)"', seen.stdout)
@@ -148,7 +182,9 @@ def test_a_torn_last_line_is_left_out_and_a_damaged_file_is_named(tmp_path):
         with pytest.raises(ReportError, match=f"metrics.jsonl is damaged: {message}"):
             find_runs([tmp_path])
     log.unlink()
-    assert "unfinished, at 0 of 4,000" in text(write(find_runs([tmp_path]), tmp_path)[0].read_text())
+    assert "unfinished, at 0 of 4,000" in text(
+        write(find_runs([tmp_path]), tmp_path)[0].read_text()
+    )
     (folder / "config.json").write_text('{"task": "copying"}')
     with pytest.raises(ReportError, match=r"config.json is not a run's: it has no 'method'"):
         find_runs([tmp_path])
@@ -161,11 +197,31 @@ def replace_once(old, new):
 DAMAGE = {
     "T1000-cwy-seed0": ("config.json", replace_once(b'"task"', b'"tas\xeb"'), "config.json"),
     "T1000-cwy-seed1": ("config.json", replace_once(b'"T"', b'"U"'), "KeyError: 'T'"),
-    "T1000-cwy-seed2": ("metrics.jsonl", replace_once(b'60, "split"', b'60, "rplit"'), "metrics.jsonl is damaged: line 3"),
-    "T1000-scornn-seed0": ("metrics.jsonl", replace_once(b'"loss": ', b'"loss": "\xff",'), "metrics.jsonl is damaged: line 1"),
-    "T1000-scornn-seed1": ("record.json", lambda path: os.truncate(path, path.stat().st_size // 2), "record.json"),
-    "T1000-scornn-seed2": ("record.json", replace_once(b'"device": "Some CPU"', b'"devise": "Some CPU"'), "KeyError: 'device'"),
-    "T1000-lstm-seed0": ("record.json", lambda path: (path.unlink(), path.mkdir()), "record.json: Is a directory"),
+    "T1000-cwy-seed2": (
+        "metrics.jsonl",
+        replace_once(b'60, "split"', b'60, "rplit"'),
+        "metrics.jsonl is damaged: line 3",
+    ),
+    "T1000-scornn-seed0": (
+        "metrics.jsonl",
+        replace_once(b'"loss": ', b'"loss": "\xff",'),
+        "metrics.jsonl is damaged: line 1",
+    ),
+    "T1000-scornn-seed1": (
+        "record.json",
+        lambda path: os.truncate(path, path.stat().st_size // 2),
+        "record.json",
+    ),
+    "T1000-scornn-seed2": (
+        "record.json",
+        replace_once(b'"device": "Some CPU"', b'"devise": "Some CPU"'),
+        "KeyError: 'device'",
+    ),
+    "T1000-lstm-seed0": (
+        "record.json",
+        lambda path: (path.unlink(), path.mkdir()),
+        "record.json: Is a directory",
+    ),
 }
 
 
@@ -181,7 +237,10 @@ def test_damaged_runs_are_named_and_left_out_and_the_others_reported(runs, tmp_p
     assert done.stdout.startswith(f"The report: {root / 'report.html'}\n")
     words = text((root / "report.html").read_text())
     for name, (_, _, reason) in DAMAGE.items():
-        assert any(line.startswith("cwy: left out: ") and f"/{name}" in line and reason in line for line in told), reason
+        assert any(
+            line.startswith("cwy: left out: ") and f"/{name}" in line and reason in line
+            for line in told
+        ), reason
         assert f"/{name}" in words
     assert "every seed is shown" not in words
     whole = [one.folder.name for one in find_runs([runs]) if one.folder.name not in DAMAGE]

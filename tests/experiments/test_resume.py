@@ -26,7 +26,20 @@ from cwy.experiments.engine.run import Folder
 from cwy.experiments.engine.signals import Stop, Stopped
 from cwy.experiments.engine.table import table
 
-from .process import ENV, arguments, loop, numbers, program, resume, rows, same, start, train, until, weights
+from .process import (
+    ENV,
+    arguments,
+    loop,
+    numbers,
+    program,
+    resume,
+    rows,
+    same,
+    start,
+    train,
+    until,
+    weights,
+)
 
 
 def test_stopped_and_resumed_equals_never_stopped(whole, tmp_path):
@@ -37,21 +50,34 @@ def test_stopped_and_resumed_equals_never_stopped(whole, tmp_path):
         process.send_signal(how)
         _, error = process.communicate(timeout=10)
         saved = "and saved" in error
-        assert (process.returncode, saved) == ((-how, False) if how == signal.SIGKILL else (128 + how, True)), error
+        assert (process.returncode, saved) == (
+            (-how, False) if how == signal.SIGKILL else (128 + how, True)
+        ), error
         process = start("resume", run)
     _, error = process.communicate()
     assert process.returncode == 0, error
     assert same(weights(run), weights(whole))
     assert same(weights(run, "best.safetensors"), weights(whole, "best.safetensors"))
     assert numbers(run) == numbers(whole)
-    states = [checkpoint.parse(checkpoint.last(folder / "checkpoints", print)) for folder in (run, whole)]
-    parts = [(one["model"], one["optimizer"]["state"], one["meter"]["sums"], one["random"]) for one in states]
+    states = [
+        checkpoint.parse(checkpoint.last(folder / "checkpoints", print)) for folder in (run, whole)
+    ]
+    parts = [
+        (one["model"], one["optimizer"]["state"], one["meter"]["sums"], one["random"])
+        for one in states
+    ]
     torch.testing.assert_close(*parts, rtol=0, atol=0)
     first, second = (json.loads((folder / "record.json").read_text()) for folder in (run, whole))
-    assert [first[key] for key in ("steps", "best", "crossings")] == [second[key] for key in ("steps", "best", "crossings")]
+    assert [first[key] for key in ("steps", "best", "crossings")] == [
+        second[key] for key in ("steps", "best", "crossings")
+    ]
 
 
-@pytest.mark.parametrize(("env", "last"), [({}, "copying/small cwy"), ({"FORCE_COLOR": "1"}, "0/300")], ids=["lines", "bar"])
+@pytest.mark.parametrize(
+    ("env", "last"),
+    [({}, "copying/small cwy"), ({"FORCE_COLOR": "1"}, "0/300")],
+    ids=["lines", "bar"],
+)
 def test_a_run_outlives_whoever_reads_what_it_prints(env, last, whole, tmp_path):
     run, printed = tmp_path / "run", ""
     process = start(*arguments(run), **env)
@@ -59,7 +85,10 @@ def test_a_run_outlives_whoever_reads_what_it_prints(env, last, whole, tmp_path)
         printed += process.stdout.read(1) or pytest.fail(printed)
     process.stdout.close()
     assert process.wait(60) == 0
-    assert process.stderr.read() == "cwy: cannot print any more (Broken pipe); the run goes on without.\n"
+    assert (
+        process.stderr.read()
+        == "cwy: cannot print any more (Broken pipe); the run goes on without.\n"
+    )
     assert same(weights(run), weights(whole))
 
 
@@ -73,7 +102,9 @@ def in_a_terminal(*args):
         signal.signal(signal.SIGHUP, signal.SIG_DFL)  # these tests may run below nohup
 
     streams = dict.fromkeys(("stdin", "stdout", "stderr"), theirs)
-    process = subprocess.Popen([*program(1), *map(str, args)], env=ENV, start_new_session=True, preexec_fn=own, **streams)
+    process = subprocess.Popen(
+        [*program(1), *map(str, args)], env=ENV, start_new_session=True, preexec_fn=own, **streams
+    )
     os.close(theirs)
     yield process, ours
     os.close(ours)
@@ -88,7 +119,11 @@ def test_a_closed_terminal_stops_a_run_and_saves_it_unless_below_nohup(tmp_path)
     assert max(row["step"] for row in rows(run)) <= saved
     # Ignored, as by nohup and by a shell's background, they stay so.
     ignored = (signal.SIGHUP, signal.SIGINT)
-    process = start("resume", run, preexec_fn=lambda: [signal.signal(number, signal.SIG_IGN) for number in ignored])
+    process = start(
+        "resume",
+        run,
+        preexec_fn=lambda: [signal.signal(number, signal.SIG_IGN) for number in ignored],
+    )
     until(process, run, saved + 5)
     for number in ignored:
         process.send_signal(number)
@@ -151,7 +186,9 @@ def test_every_kind_of_state_is_remembered(method, settings, tmp_path):
     assert train(whole, (method,), **settings)[0] == 0
     stop, stopped = Stop(), loop(run, method, **settings)
     # Asked to stop amid the backward of step 9.
-    stopped.model.readout.bias.register_hook(lambda g: setattr(stop, "signal", 15 if stopped.step == 8 else 0))
+    stopped.model.readout.bias.register_hook(
+        lambda g: setattr(stop, "signal", 15 if stopped.step == 8 else 0)
+    )
     with pytest.raises(Stopped, match="stopped at step 9, and saved"):
         stopped.run(stop)
     assert "9" in table(run).columns[2].cells  # its log ends at 5
@@ -162,7 +199,11 @@ def test_every_kind_of_state_is_remembered(method, settings, tmp_path):
 
 @pytest.mark.parametrize("step", [20, 40])
 def test_a_signal_amid_an_evaluation_does_not_wait_for_its_end(step, tmp_path):
-    whole, run, settings = tmp_path / "whole", tmp_path / "run", {"iterations": 40, "save_every": 100}
+    whole, run, settings = (
+        tmp_path / "whole",
+        tmp_path / "run",
+        {"iterations": 40, "save_every": 100},
+    )
     assert train(whole, **settings)[0] == 0
     stop, stopped = Stop(), loop(run, **settings)
 
@@ -205,7 +246,9 @@ def test_resume_restarts_a_run_without_checkpoint_and_leaves_a_finished_one(whol
     run = tmp_path / "run"
     run.mkdir()
     (run / "config.json").write_text((whole / "config.json").read_text())
-    (run / "metrics.jsonl").write_text('{"step": 5, "split": "train", "seconds": 1, "loss": 1}\n{"step": 10, "spl')
+    (run / "metrics.jsonl").write_text(
+        '{"step": 5, "split": "train", "seconds": 1, "loss": 1}\n{"step": 10, "spl'
+    )
     assert resume(run)[0] == 0
     assert numbers(run) == numbers(whole)
     assert same(weights(run), weights(whole))
@@ -225,7 +268,10 @@ def test_a_run_of_a_gpu_goes_on_elsewhere(optimizer, tmp_path):
     state = checkpoint.parse(path.read_bytes())
     for group in state["optimizer"]["param_groups"]:
         # As a GPU leaves it: its steps are recorded in a graph, and those of Adam are fused.
-        group |= {"capturable": True, **({"fused": True, "foreach": None} if optimizer == "adam" else {})}
+        group |= {
+            "capturable": True,
+            **({"fused": True, "foreach": None} if optimizer == "adam" else {}),
+        }
     path.unlink()
     checkpoint.save(path.parent, 14, state)
     assert resume(run)[0] == 0
@@ -244,7 +290,9 @@ def test_tensorboard_shows_every_step_once(tmp_path):
     assert [event.step for event in shown.Scalars("train/loss")] == [5, 10, 15, 20]
 
 
-@pytest.mark.parametrize(("name", "error"), [("config.json", ConfigError), ("metrics.jsonl", RunError)])
+@pytest.mark.parametrize(
+    ("name", "error"), [("config.json", ConfigError), ("metrics.jsonl", RunError)]
+)
 def test_a_damaged_file_is_named(name, error, whole, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(whole, run)
@@ -260,14 +308,18 @@ def test_a_damaged_file_is_named(name, error, whole, tmp_path):
 def test_no_run_goes_on_as_another(tmp_path):
     run = tmp_path / "run"
     stop, stopped = Stop(), loop(run, iterations=20)
-    stopped.model.readout.bias.register_hook(lambda g: setattr(stop, "signal", 15 if stopped.step == 8 else 0))
+    stopped.model.readout.bias.register_hook(
+        lambda g: setattr(stop, "signal", 15 if stopped.step == 8 else 0)
+    )
     with pytest.raises(Stopped, match=f"To go on: cwy resume {run}"):
         stopped.run(stop)
     config, before = run / "config.json", (run / "metrics.jsonl").read_bytes()
     content = config.read_text()
     changed = json.loads(content)
     config.write_text(json.dumps(changed | {"lr": 0.5, "seed": changed["seed"] + 1}))
-    with pytest.raises(RunError, match=r"not that of its checkpoints: seed is \d+ there, lr is [\d.e-]+ there"):
+    with pytest.raises(
+        RunError, match=r"not that of its checkpoints: seed is \d+ there, lr is [\d.e-]+ there"
+    ):
         resume(run)
     config.unlink()
     with pytest.raises(RunError, match=r"parts of a run, but not its config\.json"):
@@ -294,8 +346,15 @@ def test_a_signal_while_data_are_fetched_leaves_a_run_that_resume_starts(tmp_pat
     # A server that takes every call and never answers: MNIST does not come.
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(60)
-        env = {"CWY_DATA": str(tmp_path / "data"), "https_proxy": f"http://127.0.0.1:{server.getsockname()[1]}", "no_proxy": ""}
-        for how, call in (signal.SIGTERM, ("train", "mnist/small", "--out", run)), (signal.SIGINT, ("resume", run)):
+        env = {
+            "CWY_DATA": str(tmp_path / "data"),
+            "https_proxy": f"http://127.0.0.1:{server.getsockname()[1]}",
+            "no_proxy": "",
+        }
+        for how, call in (
+            (signal.SIGTERM, ("train", "mnist/small", "--out", run)),
+            (signal.SIGINT, ("resume", run)),
+        ):
             process = start(*call, **env)
             with server.accept()[0]:
                 process.send_signal(how)
@@ -321,12 +380,14 @@ def test_a_signal_while_data_are_fetched_leaves_a_run_that_resume_starts(tmp_pat
     ids=["class", "callback", "write"],
 )
 def test_a_signal_amid_an_import_ends_plainly(amid, tmp_path):
-    asking = "import io, signal, sys, weakref\ndef ask(*_):\n    signal.raise_signal(signal.SIGTERM)\n"
-    (tmp_path / "asking.py").write_text(f"{asking}{amid}\nraise SystemExit('went on')\n")
-    program = (
-        "from cwy.experiments.engine.signals import Stop\nwith Stop() as stop, stop.ending(lambda: 'left.'): import asking"
+    asking = (
+        "import io, signal, sys, weakref\ndef ask(*_):\n    signal.raise_signal(signal.SIGTERM)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], env=ENV, cwd=tmp_path, capture_output=True, text=True)
+    (tmp_path / "asking.py").write_text(f"{asking}{amid}\nraise SystemExit('went on')\n")
+    program = "from cwy.experiments.engine.signals import Stop\nwith Stop() as stop, stop.ending(lambda: 'left.'): import asking"
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=ENV, cwd=tmp_path, capture_output=True, text=True
+    )
     assert (done.returncode, done.stdout, done.stderr) == (143, "", "cwy: left.\n")
 
 
@@ -336,13 +397,25 @@ def test_a_signal_at_any_moment_before_the_first_step_ends_plainly(whole, tmp_pa
     for _ in range(4):
         process = start(*(("resume", run) if run.exists() else arguments(run)))
         # Its own handler stands in the place of Python's.
-        while int(re.search(r"SigCgt:\s*(\w+)", Path(f"/proc/{process.pid}/status").read_text())[1], 16) >> 14 & 1 == 0:
+        while (
+            int(
+                re.search(r"SigCgt:\s*(\w+)", Path(f"/proc/{process.pid}/status").read_text())[1],
+                16,
+            )
+            >> 14
+            & 1
+            == 0
+        ):
             assert process.poll() is None, process.communicate()
         time.sleep(chance.uniform(0, 2))
         process.terminate()
         _, error = process.communicate(timeout=10)
-        stopped = re.fullmatch(r"cwy: stopped (before anything was done\.|.* To go on: cwy resume .*)\n", error)
-        late = process.returncode == -signal.SIGTERM and (run / "record.json").exists()  # the run was over, Python not yet
+        stopped = re.fullmatch(
+            r"cwy: stopped (before anything was done\.|.* To go on: cwy resume .*)\n", error
+        )
+        late = (
+            process.returncode == -signal.SIGTERM and (run / "record.json").exists()
+        )  # the run was over, Python not yet
         assert late or (process.returncode, bool(stopped)) in ((143, True), (0, False)), error
     assert (resume(run) if run.exists() else train(run))[0] == 0
     assert same(weights(run), weights(whole))
@@ -352,7 +425,17 @@ def test_a_signal_at_any_moment_before_the_first_step_ends_plainly(whole, tmp_pa
 def test_the_second_signal_ends_at_once(tmp_path):
     # A step takes far longer than the signals are apart.
     run = tmp_path / "run"
-    process = start(*arguments(run, T=6000, hidden_size=64, batch_size=64, log_every=1, evaluate_every=2000, save_every=1000))
+    process = start(
+        *arguments(
+            run,
+            T=6000,
+            hidden_size=64,
+            batch_size=64,
+            log_every=1,
+            evaluate_every=2000,
+            save_every=1000,
+        )
+    )
     until(process, run, 1)
     with pytest.raises(RunError, match="another process is at the run"):
         resume(run)

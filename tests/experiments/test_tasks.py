@@ -52,7 +52,9 @@ def test_copying_asks_for_the_ten_symbols_after_the_cue():
     assert loss < 1e-6
     assert metrics["accuracy"] == 1
 
-    blank = Oracle(lambda x: torch.cat([40.0 * torch.eye(9)[torch.zeros_like(x[:-10])], torch.zeros(10, 5, 9)]))
+    blank = Oracle(
+        lambda x: torch.cat([40.0 * torch.eye(9)[torch.zeros_like(x[:-10])], torch.zeros(10, 5, 9)])
+    )
     blank_loss, _ = copying.loss(blank, copying.batch(3))
     assert blank_loss == pytest.approx(10 * math.log(9) / 37, rel=1e-5)
 
@@ -77,7 +79,11 @@ def test_batches_depend_on_seed_and_step_alone(what):
     assert all(torch.equal(a, b) for a, b in zip(first.batch(7), again.batch(7), strict=True))
     assert not torch.equal(first.batch(7)[0], first.batch(8)[0])
     assert not torch.equal(first.batch(7)[0], other.batch(7)[0])
-    test = first.evaluate(Oracle(lambda x: torch.zeros(*x.shape[:2], 9) if x.dim() == 2 else torch.zeros(x.shape[1], 1)))
+    test = first.evaluate(
+        Oracle(
+            lambda x: torch.zeros(*x.shape[:2], 9) if x.dim() == 2 else torch.zeros(x.shape[1], 1)
+        )
+    )
     assert test["test"]["loss"] > 0
 
 
@@ -85,7 +91,9 @@ def test_batches_depend_on_seed_and_step_alone(what):
 def digits(monkeypatch):
     """Fewer images than MNIST's, of which each is its own."""
     images = torch.arange(23 * 784).remainder(251).to(torch.uint8).view(23, 784)
-    monkeypatch.setattr(mnist, "load", lambda: Mnist(images, torch.arange(23) % 10, images[:5], torch.arange(5)))
+    monkeypatch.setattr(
+        mnist, "load", lambda: Mnist(images, torch.arange(23) % 10, images[:5], torch.arange(5))
+    )
     return images
 
 

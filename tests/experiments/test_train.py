@@ -34,8 +34,14 @@ def test_a_sweep_makes_one_folder_a_run_skips_the_finished_and_tells_of_failures
     settings = {"iterations": 10, "log_every": 5, "reflections": 4}
     status, said = train(tmp_path, ("cwy", "exprnn"), (0, 1), **settings)
     assert status == 1
-    assert "small-exprnn-L4-seed0 failed: orthogonal: method 'exprnn' has no option 'reflections'" in said
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["small-cwy-L4-seed0", "small-cwy-L4-seed1"]
+    assert (
+        "small-exprnn-L4-seed0 failed: orthogonal: method 'exprnn' has no option 'reflections'"
+        in said
+    )
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "small-cwy-L4-seed0",
+        "small-cwy-L4-seed1",
+    ]
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     status, said = train(tmp_path, ("cwy",), (0, 1), **settings)
     assert (status, said.count("is finished: nothing to do")) == (0, 2)
@@ -65,7 +71,9 @@ def test_80_columns_hold_every_run_with_its_measure_and_break_no_word():
         else:
             assert names[-1][-1] in "-/", "a name is broken between its parts"
             names[-1] += part
-    assert sorted(names) == sorted(path.parent.relative_to(RESULTS).as_posix() for path in RESULTS.rglob("config.json"))
+    assert sorted(names) == sorted(
+        path.parent.relative_to(RESULTS).as_posix() for path in RESULTS.rglob("config.json")
+    )
     measures = {"copying": "acc", "mnist": "acc", "nmt": "BLEU", "convergence": "grad²"}
     for name, line in zip(names, rest, strict=True):
         measure = measures.get(name.split("/")[0])
@@ -86,7 +94,9 @@ def test_the_list_names_every_task_recipe_and_method():
 def test_the_help_of_a_recipe_shows_its_settings_for_a_method():
     done = run("train", "adding/small", "--method", "lstm,cwy", "--help")
     assert (done.returncode, done.stderr) == (0, "")
-    shown = dict(re.findall(r"^(\w+) +(\S+) +\S", done.stdout[done.stdout.index("--set  ") :], re.MULTILINE))
+    shown = dict(
+        re.findall(r"^(\w+) +(\S+) +\S", done.stdout[done.stdout.index("--set  ") :], re.MULTILINE)
+    )
     config = task.settings("adding/small", "lstm").config.to_dict()
     assert shown.keys() == config.keys()
     assert (shown["hidden_size"], shown["init"], shown["lr"]) == ("48", "none", "0.005")
@@ -95,14 +105,18 @@ def test_the_help_of_a_recipe_shows_its_settings_for_a_method():
 
 
 def test_a_finished_run_is_described_whole(whole):
-    record, config = (json.loads((whole / name).read_text()) for name in ("record.json", "config.json"))
+    record, config = (
+        json.loads((whole / name).read_text()) for name in ("record.json", "config.json")
+    )
     assert record["config"] == config
     assert (record["status"], record["steps"], record["cwy"]) == ("finished", 300, cwy.__version__)
     assert record["versions"]["torch"] == torch.__version__
     assert {"commit", "dirty", "device", "threads", "started", "seconds"} <= record.keys()
     assert record["parameters"] == 12 * 12 + 12 * 10 + 12 + 12 * 9 + 9
     assert record["best"]["metric"] == "test loss"
-    assert record["best"]["value"] == min(row["loss"] for row in rows(whole) if row["split"] == "test")
+    assert record["best"]["value"] == min(
+        row["loss"] for row in rows(whole) if row["split"] == "test"
+    )
     assert record["final"]["train"]["loss"] == rows(whole)[-2]["loss"]
     assert record["crossings"] == {"0.01": None, "0.001": None}
     assert list((whole / "tensorboard").iterdir())
@@ -112,9 +126,17 @@ def test_a_finished_run_is_described_whole(whole):
     ("method", "shown", "hidden"),
     [
         ("cwy", {"reflections", "init", "orthogonal_lr", "nonlinearity"}, {"base_every", "alpha"}),
-        ("dtriv", {"base_every", "init", "orthogonal_lr", "nonlinearity"}, {"reflections", "alpha"}),
+        (
+            "dtriv",
+            {"base_every", "init", "orthogonal_lr", "nonlinearity"},
+            {"reflections", "alpha"},
+        ),
         ("rnn", {"nonlinearity"}, {"reflections", "init", "orthogonal_lr", "base_every", "alpha"}),
-        ("lstm", set(), {"reflections", "init", "orthogonal_lr", "base_every", "nonlinearity", "alpha"}),
+        (
+            "lstm",
+            set(),
+            {"reflections", "init", "orthogonal_lr", "base_every", "nonlinearity", "alpha"},
+        ),
     ],
 )
 def test_a_run_shows_its_settings_and_what_it_found(method, shown, hidden, tmp_path):
@@ -122,15 +144,23 @@ def test_a_run_shows_its_settings_and_what_it_found(method, shown, hidden, tmp_p
     keys = set(re.findall(r"(\w+)=", said))
     assert keys.isdisjoint(hidden)
     config = set(json.loads((tmp_path / "run/config.json").read_text()))
-    assert keys == config - hidden - {"task", "recipe", "method", "seed", "device", "precision"} >= shown
+    assert (
+        keys
+        == config - hidden - {"task", "recipe", "method", "seed", "device", "precision"}
+        >= shown
+    )
     assert f"Adding, T = 5: {method} does not learn to add.\nThe run: {tmp_path / 'run'}\n" in said
 
 
 @pytest.mark.parametrize("name", ["copying", "adding"])
 def test_every_method_trains(name, tmp_path):
     methods = task.load(name).methods()
-    assert {"cwy", "hr", "exprnn", "dtriv", "scornn", "urnn", "eurnn", "rnn", "gru", "lstm"} <= set(methods)
-    status, said = train(tmp_path, methods, what=f"{name}/small", hidden_size=6, iterations=2, log_every=2)
+    assert {"cwy", "hr", "exprnn", "dtriv", "scornn", "urnn", "eurnn", "rnn", "gru", "lstm"} <= set(
+        methods
+    )
+    status, said = train(
+        tmp_path, methods, what=f"{name}/small", hidden_size=6, iterations=2, log_every=2
+    )
     assert status == 0, said
     assert len(list(tmp_path.glob("*/record.json"))) == len(methods)
 
@@ -155,7 +185,14 @@ def test_a_moving_base_keeps_the_weight_and_resumes(tmp_path):
 
 @pytest.mark.parametrize("name", ["copying", "adding"])
 def test_the_golden_curve(name, tmp_path):
-    settings = {"T": 10, "hidden_size": 32, "batch_size": 32, "iterations": 50, "log_every": 10, "lr": 1e-3}
+    settings = {
+        "T": 10,
+        "hidden_size": 32,
+        "batch_size": 32,
+        "iterations": 50,
+        "log_every": 10,
+        "lr": 1e-3,
+    }
     assert train(tmp_path / "run", what=f"{name}/small", precision="float64", **settings)[0] == 0
     losses = [row["loss"] for row in rows(tmp_path / "run") if row["split"] == "train"]
     assert losses == pytest.approx(GOLDEN[name], rel=1e-7)
@@ -166,7 +203,11 @@ def test_the_golden_curve(name, tmp_path):
     [
         ((), {"lrr": 1}, "unknown setting 'lrr'. Did you mean 'lr'"),
         (("--device", "cuda:77"), {}, "--device cuda:77 can't be used"),
-        (("--method", "lstm"), {"reflections": 3}, "reflections is a setting of orthogonal methods"),
+        (
+            ("--method", "lstm"),
+            {"reflections": 3},
+            "reflections is a setting of orthogonal methods",
+        ),
         (("--method", "exprnn"), {"base_every": 3}, "base_every is a setting of dtriv"),
     ],
 )
@@ -180,7 +221,12 @@ def test_a_mistake_is_one_line_and_leaves_nothing(more, settings, message, tmp_p
 
 @pytest.mark.parametrize(
     ("given", "status"),
-    [(["train"], 2), (["train", "copying/small", "--nosuch"], 2), (["train", "copyin"], 1), (["resume", "nowhere"], 1)],
+    [
+        (["train"], 2),
+        (["train", "copying/small", "--nosuch"], 2),
+        (["train", "copyin"], 1),
+        (["resume", "nowhere"], 1),
+    ],
 )
 def test_exit_statuses_are_those_that_the_help_promises(given, status, tmp_path):
     done = run(*given, cwd=tmp_path)
@@ -198,7 +244,9 @@ def test_a_bug_in_a_task_keeps_its_traceback(tmp_path, monkeypatch):
 
 
 def test_a_folder_with_another_run_is_left_alone(whole):
-    with pytest.raises(RunError, match=r"holds another run: lr is 0\.001 there\. Choose another --out"):
+    with pytest.raises(
+        RunError, match=r"holds another run: lr is 0\.001 there\. Choose another --out"
+    ):
         train(whole, lr=0.5)
 
 

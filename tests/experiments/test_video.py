@@ -65,7 +65,12 @@ def make(method="tcwy", **changes):
 
 
 def start(folder, method="tcwy", device="cpu", **changes):
-    return Loop(replace(settings(method, **changes), device=device), Folder(folder), Group(device), Display(None))
+    return Loop(
+        replace(settings(method, **changes), device=device),
+        Folder(folder),
+        Group(device),
+        Display(None),
+    )
 
 
 class Still(torch.nn.Module):
@@ -80,8 +85,13 @@ def test_the_loss_is_l1_summed_over_a_frame_and_averaged_over_all_frames(walking
     change = (frames[1:] - frames[:-1]).abs().sum((1, 2))
     for bucket, size in ((4, 2), (16, 1)):
         one = make(bucket=bucket, test_batch_size=size)
-        for split, metrics in (("validation", one.evaluate(Still())["validation"]), ("test", one.conclude(Still())[0]["test"])):
-            expected = torch.cat([change[start : stop - 1] for start, stop in one.videos.sequences[split]]).mean()
+        for split, metrics in (
+            ("validation", one.evaluate(Still())["validation"]),
+            ("test", one.conclude(Still())[0]["test"]),
+        ):
+            expected = torch.cat(
+                [change[start : stop - 1] for start, stop in one.videos.sequences[split]]
+            ).mean()
             assert metrics["loss"] == pytest.approx(expected.item(), rel=1e-5)
     frames, length, _ = one.batch(0)
     assert frames.shape[1] == 1 + 16, "padded to whole buckets"
@@ -92,7 +102,9 @@ def test_the_loss_is_l1_summed_over_a_frame_and_averaged_over_all_frames(walking
     whole, _ = one.loss(Still(), batch)
     parts = [one.loss(Still(), tuple(part[i : i + 1] for part in batch))[0] for i in range(2)]
     assert whole.item() == pytest.approx(torch.stack(parts).mean().item(), rel=1e-5)
-    expected = torch.cat([change[start : stop - 1] for start, stop in one.videos.sequences["train"]]).mean()
+    expected = torch.cat(
+        [change[start : stop - 1] for start, stop in one.videos.sequences["train"]]
+    ).mean()
     assert whole.item() == pytest.approx(expected.item(), rel=1e-5)
 
 
@@ -114,27 +126,40 @@ def test_the_network_is_the_papers():
         torch.manual_seed(3)
         model = Predictor(method)
         assert round(sum(p.numel() for p in model.parameters()) / 1e6, 2) == 0.72
-        states.append({key: value for key, value in model.state_dict().items() if "weight_hh" not in key})
+        states.append(
+            {key: value for key, value in model.state_dict().items() if "weight_hh" not in key}
+        )
     assert same(*states)
-    assert 3 * sum(p.numel() for p in model.parameters()) < sum(p.numel() for p in Predictor("convlstm").parameters())
+    assert 3 * sum(p.numel() for p in model.parameters()) < sum(
+        p.numel() for p in Predictor("convlstm").parameters()
+    )
 
 
 @pytest.mark.parametrize("method", ["tcwy", "rgd-adam", "convlstm"])
 def test_stopped_and_resumed_equals_never_stopped(method, walking, tmp_path):
     start(tmp_path / "whole", method).run()
     stop, stopped = Stop(), start(tmp_path / "run", method)
-    stopped.model.last.bias.register_hook(lambda g: setattr(stop, "signal", 15 if stopped.step == 1 else 0))
+    stopped.model.last.bias.register_hook(
+        lambda g: setattr(stop, "signal", 15 if stopped.step == 1 else 0)
+    )
     with pytest.raises(Stopped, match="stopped at step 2, and saved"):
         stopped.run(stop)
     again = start(tmp_path / "run", method)
 
     def ask(model, *_):
-        if not model.training and rows(tmp_path / "run")[-1]["split"] == "validation" and again.step == again.task.iterations:
+        if (
+            not model.training
+            and rows(tmp_path / "run")[-1]["split"] == "validation"
+            and again.step == again.task.iterations
+        ):
             signal.raise_signal(signal.SIGTERM)
 
     # Amid the test of the best state.
     again.model.register_forward_hook(ask)
-    with Stop() as stop, pytest.raises(Stopped, match=f"stopped at step {again.task.iterations}, and saved"):
+    with (
+        Stop() as stop,
+        pytest.raises(Stopped, match=f"stopped at step {again.task.iterations}, and saved"),
+    ):
         again.run(stop)
     assert resume(tmp_path / "run")[0] == 0
     assert same(*(weights(tmp_path / name) for name in ("whole", "run")))
@@ -155,7 +180,9 @@ def test_every_method_trains_and_the_best_state_is_tested_and_drawn(walking, tmp
         model = best.model()
         model.load_state_dict(weights(run.folder, "best.safetensors"))
         with torch.no_grad():
-            assert best.conclude(model.eval())[0]["test"]["loss"] == pytest.approx(run.last("test", "loss"))
+            assert best.conclude(model.eval())[0]["test"]["loss"] == pytest.approx(
+                run.last("test", "loss")
+            )
         assert run.record["data"]["sequences"] == [2, 1, 2]
         strip = read(run.folder / "frames.png")
         assert strip.true.shape == strip.predicted.shape == (3, 128, 128)
@@ -166,12 +193,20 @@ def test_every_method_trains_and_the_best_state_is_tested_and_drawn(walking, tmp
 
 
 def test_the_papers_numbers_stand_beside_its_own_settings_alone(tmp_path):
-    rows = [{"step": 9, "split": split, "seconds": 1.0, "epoch": 150, "loss": 170.0} for split in ("validation", "test")]
+    rows = [
+        {"step": 9, "split": split, "seconds": 1.0, "epoch": 150, "loss": 170.0}
+        for split in ("validation", "test")
+    ]
 
     def told(*runs):
         for seed, (method, part, changes) in enumerate(runs):
             config = task.settings("kth/walking", method, seed).to_dict() | changes
-            write_run(tmp_path / str(len(runs)) / str(seed), config, rows, data={"part": f"{part}% of the set's frames"})
+            write_run(
+                tmp_path / str(len(runs)) / str(seed),
+                config,
+                rows,
+                data={"part": f"{part}% of the set's frames"},
+            )
         (panel,) = arrange(find_runs([tmp_path / str(len(runs))]))
         return panel.finding, summary(panel)
 
@@ -184,12 +219,29 @@ def test_the_papers_numbers_stand_beside_its_own_settings_alone(tmp_path):
     assert "134.6" in table
     assert "on the whole set" in table
     finding, _ = told(*[("tcwy", "6.6", {})] * 3, ("own", "100.0", {}))
-    assert finding == "not to be compared: runs on 100.0% of the set's frames and 6.6% of the set's frames"
+    assert (
+        finding
+        == "not to be compared: runs on 100.0% of the set's frames and 6.6% of the set's frames"
+    )
 
 
 def test_a_recipe_may_name_its_method(walking, tmp_path):
     console, texts = Console(file=io.StringIO()), [f"{key}={value}" for key, value in TINY.items()]
-    assert command.train("kth/rgd-c-c-walking", [None], [0], texts, "cpu", None, False, tmp_path / "run", console, Stop()) == 0
+    assert (
+        command.train(
+            "kth/rgd-c-c-walking",
+            [None],
+            [0],
+            texts,
+            "cpu",
+            None,
+            False,
+            tmp_path / "run",
+            console,
+            Stop(),
+        )
+        == 0
+    )
     assert "% of the set's frames" in " ".join(console.file.getvalue().split())
     config = json.loads((tmp_path / "run/config.json").read_text())
     assert (config["method"], config["action"]) == ("rgd-c-c", "walking")
@@ -202,7 +254,9 @@ def test_what_is_missing_is_said(walking, tmp_path):
     with pytest.raises(ConfigError, match="no validation videos of kth/walking are here"):
         start(tmp_path / "run")
     assert not (tmp_path / "run").exists()
-    with pytest.raises(ConfigError, match=r"unknown action of kth 'waking'. Did you mean 'walking'"):
+    with pytest.raises(
+        ConfigError, match=r"unknown action of kth 'waking'. Did you mean 'walking'"
+    ):
         make(action="waking")
 
 
@@ -211,7 +265,12 @@ def test_what_is_missing_is_said(walking, tmp_path):
 def test_however_it_runs_the_numbers_are_the_same(device, method, walking, tmp_path):
     # On a GPU: a graph for each of the batches' shapes, recorded after three steps, against steps one by one.
     changes = {"epochs": 12 if device == "cuda" else 2, "batch_size": 1}
-    records = [start(tmp_path / str(eager), method, device, eager=eager, **changes).run() for eager in (False, True)]
+    records = [
+        start(tmp_path / str(eager), method, device, eager=eager, **changes).run()
+        for eager in (False, True)
+    ]
     for split in ("train", "validation", "test"):
-        assert records[0]["final"][split]["loss"] == pytest.approx(records[1]["final"][split]["loss"], rel=2e-2)
+        assert records[0]["final"][split]["loss"] == pytest.approx(
+            records[1]["final"][split]["loss"], rel=2e-2
+        )
     assert ("peak_memory" in records[0]) == (device == "cuda")

@@ -55,17 +55,29 @@ def root(tmp_path, monkeypatch):
     folder = tmp_path / "kth"
     folder.mkdir()
     (folder / kth.LIST).write_text(LIST)
-    for name, frames in (("person02_walking_d1", 16), ("person13_walking_d1", 20), ("person20_walking_d4", 9)):
+    for name, frames in (
+        ("person02_walking_d1", 16),
+        ("person13_walking_d1", 20),
+        ("person20_walking_d4", 9),
+    ):
         write_video(folder / "walking" / f"{name}_uncomp.avi", frames)
     return tmp_path
 
 
 def test_sequences_are_cut_by_person_and_range_and_come_from_the_cache_without_a_decoder(root):
     videos = kth.load("walking", root)
-    assert {split: videos.lengths(split) for split in videos.sequences} == {"train": [6, 8], "validation": [5], "test": [4, 5]}
+    assert {split: videos.lengths(split) for split in videos.sequences} == {
+        "train": [6, 8],
+        "validation": [5],
+        "test": [4, 5],
+    }
     assert videos.frames.shape == (28, 128, 128)
     # Frames 1 and 9 of the first video, 3 of the second; the left 20 columns, cut off, are where no square is.
-    start = [videos.sequences["train"][0][0], videos.sequences["train"][1][0], videos.sequences["validation"][0][0]]
+    start = [
+        videos.sequences["train"][0][0],
+        videos.sequences["train"][1][0],
+        videos.sequences["validation"][0][0],
+    ]
     for at, level in zip(start, (0, 80, 20), strict=True):
         assert videos.frames[at, 64:].float().mean() == pytest.approx(level, abs=4)
         assert videos.frames[at, 4:12, 4:12].float().mean() > 230
@@ -117,9 +129,19 @@ def test_names_and_bounds_of_the_cache_are_hashed_and_one_of_before_still_loads(
         path.write_bytes(content.replace(old, new, 1))
         with pytest.raises(DataError, match="is damaged"):
             read(path)
-    for spans, whole in (([(3, 5)], True), ([(3, 7)], False), ([(-1, 5)], False), ([(5, 3)], False), ([("3", 5)], False)):
+    for spans, whole in (
+        ([(3, 5)], True),
+        ([(3, 7)], False),
+        ([(-1, 5)], False),
+        ([(5, 3)], False),
+        ([("3", 5)], False),
+    ):
         # As before, when only the frames had a hash.
-        about = {"sequences": videos.sequences | {"validation": spans}, "made_of": {}, "sha256": _sha256(frames)}
+        about = {
+            "sequences": videos.sequences | {"validation": spans},
+            "made_of": {},
+            "sha256": _sha256(frames),
+        }
         path.write_bytes(save({"frames": frames}, {"cwy": json.dumps(about)}))
         if whole:
             assert read(path)[0].sequences == videos.sequences
@@ -131,7 +153,10 @@ def test_names_and_bounds_of_the_cache_are_hashed_and_one_of_before_still_loads(
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (lambda path: write_video(path, 12), r"decodes to 12 frames, and its sequences in 00sequences.txt go to frame 16"),
+        (
+            lambda path: write_video(path, 12),
+            r"decodes to 12 frames, and its sequences in 00sequences.txt go to frame 16",
+        ),
         (lambda path: write_video(path, 16, kept=0.6), r"decodes to \d+ frames"),
         (lambda path: path.write_bytes(b""), "can't be decoded"),
         (lambda path: path.write_bytes(b"RIFF, but no video" * 99), "can't be decoded"),
@@ -167,7 +192,12 @@ def test_the_check_goes_through_every_set_without_a_decoder(root):
     done = run(sys.executable, "-c", code, "data", "check", CWY_DATA=str(root))
     assert (done.returncode, done.stderr) == (1, "")
     rows = dict(re.findall(r"^ (\w+) +NO +(\d+ of \d+ \w+)", done.stdout, re.MULTILINE))
-    assert rows == {"mnist": "0 of 4 files", "kth": "0 of 3 videos", "weizmann": "0 of 90 files", "tatoeba": "0 of 1 files"}
+    assert rows == {
+        "mnist": "0 of 4 files",
+        "kth": "0 of 3 videos",
+        "weizmann": "0 of 90 files",
+        "tatoeba": "0 of 1 files",
+    }
     assert "PyAV" in done.stdout
 
 
@@ -205,13 +235,17 @@ def test_digits_move_in_straight_lines_and_bounce():
     assert 0 < centre.diff(dim=1).abs().max() <= 5.5
 
 
-needs_kth = pytest.mark.skipif(not (DATASETS["kth"].folder() / kth.LIST).exists(), reason="needs KTH in CWY_DATA")
+needs_kth = pytest.mark.skipif(
+    not (DATASETS["kth"].folder() / kth.LIST).exists(), reason="needs KTH in CWY_DATA"
+)
 
 
 @needs_kth
 def test_the_statistics_are_the_papers():
     found = kth.statistics(kth.listed(DATASETS["kth"].folder()))
-    assert {name: {action: found[action][name] for action in kth.ACTIONS} for name in kth.PAPER} == kth.PAPER
+    assert {
+        name: {action: found[action][name] for action in kth.ACTIONS} for name in kth.PAPER
+    } == kth.PAPER
 
 
 @needs_kth
@@ -222,7 +256,10 @@ def test_the_real_videos_have_the_frames_of_their_ranges(tmp_path, monkeypatch):
     if not here:
         pytest.skip("needs videos of running in CWY_DATA")
     videos = kth.load("running")
-    expected = {split: [b - a + 1 for v in here if v.split == split for a, b in v.ranges] for split in kth.PERSONS}
+    expected = {
+        split: [b - a + 1 for v in here if v.split == split for a, b in v.ranges]
+        for split in kth.PERSONS
+    }
     assert {split: videos.lengths(split) for split in videos.sequences} == expected
     assert 60 < videos.frames.float().mean() < 200
 

@@ -9,7 +9,10 @@ def main() -> None:
     frozen = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
     for case in FIRST:
         name, size, dtype = case.values
-        frozen.setdefault(f"{name} {'complex' if dtype.is_complex else 'real'}", list(make(name, size, dtype).state_dict()))
+        frozen.setdefault(
+            f"{name} {'complex' if dtype.is_complex else 'real'}",
+            list(make(name, size, dtype).state_dict()),
+        )
     GOLDEN.write_text(json.dumps(frozen, indent=1, sort_keys=True) + "\n")
 
 

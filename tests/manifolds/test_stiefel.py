@@ -11,7 +11,9 @@ from tests.watch import Largest
 
 SHAPES = [(12, 3), (7, 5), (6, 6), (2, 9, 4), (2, 3, 5, 5), (5, 1), (1, 1)]
 every_step = pytest.mark.parametrize(
-    ("metric", "retraction"), list(itertools.product(stiefel.METRICS, stiefel.RETRACTIONS)), ids="-".join
+    ("metric", "retraction"),
+    list(itertools.product(stiefel.METRICS, stiefel.RETRACTIONS)),
+    ids="-".join,
 )
 
 
@@ -36,7 +38,10 @@ def test_equals_the_formulas(shape, dtype, metric, retraction):
 @every_step
 def test_float32_is_as_exact_as_the_dense_formula(metric, retraction):
     x, g = point((40, 8)), torch.randn(40, 8, dtype=torch.float64)
-    truth, low = reference.step(x, g, 0.1, metric, retraction), (x.float(), g.float(), 0.1, metric, retraction)
+    truth, low = (
+        reference.step(x, g, 0.1, metric, retraction),
+        (x.float(), g.float(), 0.1, metric, retraction),
+    )
     cwy.testing.assert_as_close(step(*low), plain=reference.step(*low), truth=truth, factor=3)
 
 
@@ -44,7 +49,11 @@ def test_float32_is_as_exact_as_the_dense_formula(metric, retraction):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128], ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_the_gradient_is_tangent_and_stands_for_the_derivative(shape, dtype, metric):
-    x, g, other = point(shape, dtype), torch.randn(shape, dtype=dtype), torch.randn(shape, dtype=dtype)
+    x, g, other = (
+        point(shape, dtype),
+        torch.randn(shape, dtype=dtype),
+        torch.randn(shape, dtype=dtype),
+    )
     z, t = stiefel.gradient(x, g, metric).at(x), stiefel.project(x, other).at(x)
     torch.testing.assert_close(x.mH @ z, -(x.mH @ z).mH, atol=1e-12, rtol=0)
     torch.testing.assert_close(z, reference.generator(x, g, metric) @ x, atol=1e-12, rtol=0)
@@ -55,7 +64,9 @@ def test_the_gradient_is_tangent_and_stands_for_the_derivative(shape, dtype, met
 HARD = {
     "gaussian": lambda x: torch.randn_like(x),
     "rank 1": lambda x: torch.randn_like(x[..., :1]) @ torch.randn_like(x[..., :1, :]),
-    "rank 1, inside": lambda x: x @ torch.randn_like(x[..., :1, :]).mT @ torch.randn_like(x[..., :1, :]),
+    "rank 1, inside": lambda x: (
+        x @ torch.randn_like(x[..., :1, :]).mT @ torch.randn_like(x[..., :1, :])
+    ),
     "symmetric": lambda x: x @ (x.mT @ x + torch.ones(x.shape[-1], x.shape[-1])),
     "two scales": lambda x: torch.randn_like(x) * 1e-6 + torch.randn_like(x[..., :1]),
     "zero": torch.zeros_like,
@@ -107,7 +118,10 @@ def test_polar_is_the_nearest_point():
 
 def test_an_unknown_metric_is_named():
     x = point((3, 2))
-    for call in (lambda: stiefel.gradient(x, x, "riemann"), lambda: stiefel.inner(x, x, x, "riemann")):
+    for call in (
+        lambda: stiefel.gradient(x, x, "riemann"),
+        lambda: stiefel.inner(x, x, x, "riemann"),
+    ):
         with pytest.raises(ValueError, match="'canonical', 'euclidean', got 'riemann'"):
             call()
 

@@ -27,7 +27,9 @@ def plain(x, h, w, k, b, f, lengths):
         g = h[i : i + 1]
         for t in range(length):
             g = f(
-                conv2d(g, k, padding=k.shape[-1] // 2) + b.view(-1, 1, 1) + conv2d(x[t, i : i + 1], w, padding=w.shape[-1] // 2)
+                conv2d(g, k, padding=k.shape[-1] // 2)
+                + b.view(-1, 1, 1)
+                + conv2d(x[t, i : i + 1], w, padding=w.shape[-1] // 2)
             )
             outputs = outputs.index_put((torch.tensor(t), torch.tensor(i)), g[0])
         last.append(g)
@@ -39,7 +41,9 @@ def plain(x, h, w, k, b, f, lengths):
 @pytest.mark.parametrize("lengths", [None, [7, 2, 5]])
 @layouts
 def test_equals_a_plain_loop_of_convolutions(memory, q, f, lengths, layout):
-    unit = ConvNERU(2, 4, q, 2, f, dtype=F64, method="glorot", memory=memory, batch_first=True).to(memory_format=layout)
+    unit = ConvNERU(2, 4, q, 2, f, dtype=F64, method="glorot", memory=memory, batch_first=True).to(
+        memory_format=layout
+    )
     x, h = torch.randn(3, 7, 2, 6, 5, dtype=F64), torch.randn(2, 3, 4, 6, 5, dtype=F64)
     if lengths:
         x[1, 2:] = torch.nan
@@ -53,11 +57,18 @@ def test_equals_a_plain_loop_of_convolutions(memory, q, f, lengths, layout):
             y, last = leaf.transpose(0, 1), []
             for layer in range(2):
                 w, b = getattr(unit, f"weight_ih_l{layer}"), getattr(unit, f"bias_ih_l{layer}")
-                y, end = plain(y, start[layer], w, unit.kernel(layer), b, getattr(torch, f), lengths or [7] * 3)
+                y, end = plain(
+                    y, start[layer], w, unit.kernel(layer), b, getattr(torch, f), lengths or [7] * 3
+                )
                 last.append(end)
             y, hn = y.transpose(0, 1), torch.stack(last)
-        ((y * torch.linspace(-1, 1, y.numel(), dtype=F64).view(y.shape)).sum() + hn.square().sum()).backward()
-        results.append([y, hn, leaf.grad.nan_to_num(0), start.grad, *(p.grad for p in unit.parameters())])
+        (
+            (y * torch.linspace(-1, 1, y.numel(), dtype=F64).view(y.shape)).sum()
+            + hn.square().sum()
+        ).backward()
+        results.append(
+            [y, hn, leaf.grad.nan_to_num(0), start.grad, *(p.grad for p in unit.parameters())]
+        )
     for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
 
@@ -69,9 +80,15 @@ def test_states_lie_in_memory_as_the_images_or_the_weights_do(memory, lengths, b
     unit, x = ConvNERU(2, 4, memory=memory, batch_first=batch_first), torch.randn(3, 2, 2, 6, 5)
     last = x.flatten(0, 1).contiguous(memory_format=torch.channels_last).unflatten(0, (3, 2))
     weights = copy.deepcopy(unit).to(memory_format=torch.channels_last)
-    for images, layout, layer in (x, LAYOUTS[0], unit), (last, LAYOUTS[1], unit), (x, LAYOUTS[1], weights):
+    for images, layout, layer in (
+        (x, LAYOUTS[0], unit),
+        (last, LAYOUTS[1], unit),
+        (x, LAYOUTS[1], weights),
+    ):
         y, hn = layer(images.transpose(0, 1) if batch_first else images, lengths=lengths)
-        assert all(image[None].is_contiguous(memory_format=layout) for images in y for image in images)
+        assert all(
+            image[None].is_contiguous(memory_format=layout) for images in y for image in images
+        )
         assert lengths is not None or hn[0].is_contiguous(memory_format=layout)
 
 
@@ -81,7 +98,12 @@ def test_a_kernel_turned_round_is_its_adjoint(layout, q):
     kernel = Convolved(torch.randn(4, 4, q, q, dtype=F64).contiguous(memory_format=layout))
     x, h = torch.randn(2, 2, 4, 6, 5, dtype=F64).contiguous()
     results = {}
-    for name, way in {"step": kernel.step, "back": kernel.back, "tb": turned(kernel).back, "ts": turned(kernel).step}.items():
+    for name, way in {
+        "step": kernel.step,
+        "back": kernel.back,
+        "tb": turned(kernel).back,
+        "ts": turned(kernel).step,
+    }.items():
         way(x, h, results.setdefault(name, torch.empty_like(x)))
     torch.testing.assert_close(results["tb"], results["step"], rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(results["ts"], results["back"], rtol=1e-12, atol=1e-12)
@@ -92,16 +114,25 @@ def test_a_kernel_turned_round_is_its_adjoint(layout, q):
 @pytest.mark.parametrize("f", ["relu", "abs"])
 def test_the_op_is_well_registered(layout, memory, f):
     sizes = (8, 2, 6, 5), (2, 3, 6, 5), (3, 3, 3, 3), (3, 2, 3, 3)
-    x, h0, kernel, weight = (torch.randn(size).contiguous(memory_format=layout).requires_grad_() for size in sizes)
-    torch.library.opcheck(torch.ops.cwy.rollout.default, (x, h0, [kernel], None, weight, f, [2] * 4, memory, False, "loops"))
+    x, h0, kernel, weight = (
+        torch.randn(size).contiguous(memory_format=layout).requires_grad_() for size in sizes
+    )
+    torch.library.opcheck(
+        torch.ops.cwy.rollout.default,
+        (x, h0, [kernel], None, weight, f, [2] * 4, memory, False, "loops"),
+    )
 
 
 def test_compiled_images_may_lie_otherwise_than_the_weights():
     unit = ConvNERU(2, 4, memory="checkpoint")
     x = torch.randn(4, 3, 6, 5, 2).movedim(-1, 2)
     torch.compiler.reset()
-    found = torch.autograd.grad(torch.compile(lambda x: unit(x)[0].sum(), fullgraph=True)(x), unit.weight_ih_l0)
-    torch.testing.assert_close(found, torch.autograd.grad(unit(x)[0].sum(), unit.weight_ih_l0), atol=1e-4, rtol=1e-4)
+    found = torch.autograd.grad(
+        torch.compile(lambda x: unit(x)[0].sum(), fullgraph=True)(x), unit.weight_ih_l0
+    )
+    torch.testing.assert_close(
+        found, torch.autograd.grad(unit(x)[0].sum(), unit.weight_ih_l0), atol=1e-4, rtol=1e-4
+    )
 
 
 def test_a_batch_whose_size_the_data_decide_can_be_exported():
@@ -114,12 +145,17 @@ def test_a_batch_whose_size_the_data_decide_can_be_exported():
             return self.unit(x[:, keep.nonzero().squeeze(1)])[0]
 
     module, x, keep = Chosen().eval(), torch.randn(4, 3, 2, 6, 6), torch.tensor([True, False, True])
-    torch.testing.assert_close(torch.export.export(module, (x, keep)).module()(x, keep), module(x, keep))
+    torch.testing.assert_close(
+        torch.export.export(module, (x, keep)).module()(x, keep), module(x, keep)
+    )
 
 
 @pytest.mark.parametrize("name", ["bias_ih_l0", "weight_ih_l0"])
 def test_a_tangent_of_one_parameter(name):
-    unit, x = ConvNERU(2, 3, nonlinearity="modrelu", memory="store", dtype=F64), torch.randn(4, 2, 2, 6, 6, dtype=F64)
+    unit, x = (
+        ConvNERU(2, 3, nonlinearity="modrelu", memory="store", dtype=F64),
+        torch.randn(4, 2, 2, 6, 6, dtype=F64),
+    )
     value = getattr(unit, name).detach()
     tangent = torch.randn_like(value)
     call = lambda value: torch.func.functional_call(unit, {name: value}, x)[0]
@@ -129,7 +165,11 @@ def test_a_tangent_of_one_parameter(name):
 
 
 def test_derivatives_of_every_kind():
-    x, h, k = torch.randn(3, 2, 2, 3, 4, dtype=F64), torch.randn(2, 2, 3, 4, dtype=F64), torch.randn(2, 2, 3, 3, dtype=F64)
+    x, h, k = (
+        torch.randn(3, 2, 2, 3, 4, dtype=F64),
+        torch.randn(2, 2, 3, 4, dtype=F64),
+        torch.randn(2, 2, 3, 3, dtype=F64),
+    )
     b, w = torch.randn(2, dtype=F64), torch.randn(2, 2, 3, 3, dtype=F64)
     given = [t.requires_grad_() for t in (x, h, k, b, w)]
     call = lambda x, h, k, b, w, **more: conv_rollout(x, h, k, b, "tanh", weight=w, **more)
@@ -177,7 +217,9 @@ def test_states_and_gradients_are_bounded_as_appendix_b_says(method):
     for transition in (None, smooth):
         if transition is not None and method == "own":
             continue  # its rows have zero mean
-        unit = ConvNERU(1, 6, nonlinearity="identity", bias=False, dtype=F64, method=method, init=transition)
+        unit = ConvNERU(
+            1, 6, nonlinearity="identity", bias=False, dtype=F64, method=method, init=transition
+        )
         for f in ("identity", "relu", "tanh", "abs"):
             unit.nonlinearity = f
             h = torch.ones(1, 1, 6, 16, 16, dtype=F64, requires_grad=True)
@@ -202,7 +244,11 @@ def test_convlstm_is_its_equations(normalize):
     for i, length in enumerate(lengths):
         hi = ci = torch.zeros(1, 3, 4, 4, dtype=F64)
         for t in range(length):
-            z = conv2d(torch.cat([x[t, i : i + 1], hi], 1), torch.cat([lstm.weight_ih_l0, lstm.weight_hh_l0], 1), padding=1)
+            z = conv2d(
+                torch.cat([x[t, i : i + 1], hi], 1),
+                torch.cat([lstm.weight_ih_l0, lstm.weight_hh_l0], 1),
+                padding=1,
+            )
             z = (
                 instance_norm(z, weight=lstm.scale_l0, bias=lstm.bias_ih_l0)
                 if normalize
@@ -215,13 +261,23 @@ def test_convlstm_is_its_equations(normalize):
         assert not y[length:, i].any()
         torch.testing.assert_close((h[0, i], c[0, i]), (hi[0], ci[0]))
     cell = ConvLSTMCell(2, 3, dtype=F64, normalize=normalize)
-    cell.load_state_dict({key.replace("_l0", ""): value for key, value in lstm.state_dict().items()})
+    cell.load_state_dict(
+        {key.replace("_l0", ""): value for key, value in lstm.state_dict().items()}
+    )
     torch.testing.assert_close(cell(x[0])[0], y[0])
 
 
 def test_the_cell_is_one_step_and_unbatched_input_is_a_batch_of_one():
-    cell, unit = ConvNERUCell(2, 4, nonlinearity="modrelu"), ConvNERU(2, 4, nonlinearity="modrelu", output="last")
-    unit.load_state_dict({re.sub(r"(weight_ih|weight_hh|bias_ih)", r"\1_l0", k): v for k, v in cell.state_dict().items()})
+    cell, unit = (
+        ConvNERUCell(2, 4, nonlinearity="modrelu"),
+        ConvNERU(2, 4, nonlinearity="modrelu", output="last"),
+    )
+    unit.load_state_dict(
+        {
+            re.sub(r"(weight_ih|weight_hh|bias_ih)", r"\1_l0", k): v
+            for k, v in cell.state_dict().items()
+        }
+    )
     x, h = torch.randn(2, 2, 6, 6), torch.randn(2, 4, 6, 6)
     torch.testing.assert_close(cell(x, h), unit(x[None], h[None])[0])
     torch.testing.assert_close(cell(x[0]), unit(x[:1])[0])
@@ -238,13 +294,19 @@ def test_an_empty_batch_has_empty_states_and_gradients_of_zero(kind, output):
         y, _ = unit(x, lengths=lengths)
         assert y.shape == ((4, 0, 3, 6, 6) if output == "all" else (0, 3, 6, 6))
         y.sum().backward()
-        assert [p.grad.count_nonzero().item() for p in unit.parameters()] == [0] * len(list(unit.parameters()))
+        assert [p.grad.count_nonzero().item() for p in unit.parameters()] == [0] * len(
+            list(unit.parameters())
+        )
 
 
 @pytest.mark.parametrize("kind", [ConvNERU, ConvLSTM])
 @layouts
 def test_compile_export_and_vmap(kind, layout):
-    unit, x, lengths = kind(2, 3).to(memory_format=layout), torch.randn(4, 2, 2, 6, 6), torch.tensor([4, 2])
+    unit, x, lengths = (
+        kind(2, 3).to(memory_format=layout),
+        torch.randn(4, 2, 2, 6, 6),
+        torch.tensor([4, 2]),
+    )
     twin = copy.deepcopy(unit)
     torch.compiler.reset()
     loss = lambda unit, x: unit(x, lengths=lengths)[0].square().sum()
@@ -254,7 +316,9 @@ def test_compile_export_and_vmap(kind, layout):
         torch.testing.assert_close(a.grad, b.grad, atol=1e-4, rtol=1e-4)
     program = torch.export.export(unit.eval(), (x,))
     torch.testing.assert_close(program.module()(x)[0], unit(x)[0])
-    torch.testing.assert_close(torch.vmap(lambda x: unit(x)[0])(x[None])[0], unit(x)[0], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        torch.vmap(lambda x: unit(x)[0])(x[None])[0], unit(x)[0], atol=1e-5, rtol=1e-5
+    )
 
 
 def test_autocast_keeps_the_recurrence_in_float32():
@@ -266,7 +330,9 @@ def test_autocast_keeps_the_recurrence_in_float32():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("steps", "channels", "tf32"), [(7, 8, False), (16, 8, False), (150, 64, False), (16, 8, True)])
+@pytest.mark.parametrize(
+    ("steps", "channels", "tf32"), [(7, 8, False), (16, 8, False), (150, 64, False), (16, 8, True)]
+)
 @layouts
 def test_graphs_equal_the_loop(steps, channels, tf32, layout, monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tf32)
@@ -283,8 +349,12 @@ def test_graphs_equal_the_loop(steps, channels, tf32, layout, monkeypatch):
         results.append([y, hn, leaf.grad, *(p.grad for p in unit.parameters())])
     allowed = 2e-2 if tf32 else 1e-4
     for ours, plain, again in zip(*results, strict=True):
-        torch.testing.assert_close(ours, plain, rtol=allowed, atol=allowed * plain.abs().max().item())
-        torch.testing.assert_close(ours, again, rtol=allowed, atol=allowed * plain.abs().max().item())
+        torch.testing.assert_close(
+            ours, plain, rtol=allowed, atol=allowed * plain.abs().max().item()
+        )
+        torch.testing.assert_close(
+            ours, again, rtol=allowed, atol=allowed * plain.abs().max().item()
+        )
 
 
 IMAGES = torch.zeros(3, 2, 2, 6, 6)
@@ -301,10 +371,22 @@ ERRORS = [
     (lambda: ConvNERU(2, 4, nonlinearity="gelu"), "unknown nonlinearity 'gelu'"),
     (lambda: ConvNERU(3, 4)(IMAGES), r"\(T, B, C, H, W\).*C = 3; got shape \(3, 2, 2, 6, 6\)"),
     (lambda: ConvNERU(2, 4)(IMAGES, torch.zeros(1, 2, 4, 5, 6)), r"hx of shape \(1, 2, 4, 6, 6\)"),
-    (lambda: ConvNERU(2, 4)(IMAGES, lengths=torch.tensor([0, 3])), r"2 whole numbers from 1 to T = 3, got \[0, 3\]"),
-    (lambda: ConvNERU(2, 4)(IMAGES, lengths=torch.tensor([1.0, 3.0])), r"2 whole numbers from 1 to T = 3, got \[1.0, 3.0\]"),
-    (lambda: ConvNERU(2, 4)(IMAGES[:0]), r"ConvNERU: expected at least one step, got input of shape \(0, 2, 2, 6, 6\)"),
-    (lambda: ConvLSTM(2, 4)(IMAGES.byte()), r"ConvLSTM: the input is torch.uint8, but the weights are torch.float32.*\.to"),
+    (
+        lambda: ConvNERU(2, 4)(IMAGES, lengths=torch.tensor([0, 3])),
+        r"2 whole numbers from 1 to T = 3, got \[0, 3\]",
+    ),
+    (
+        lambda: ConvNERU(2, 4)(IMAGES, lengths=torch.tensor([1.0, 3.0])),
+        r"2 whole numbers from 1 to T = 3, got \[1.0, 3.0\]",
+    ),
+    (
+        lambda: ConvNERU(2, 4)(IMAGES[:0]),
+        r"ConvNERU: expected at least one step, got input of shape \(0, 2, 2, 6, 6\)",
+    ),
+    (
+        lambda: ConvLSTM(2, 4)(IMAGES.byte()),
+        r"ConvLSTM: the input is torch.uint8, but the weights are torch.float32.*\.to",
+    ),
     (lambda: ConvNERUCell(2, 4)(IMAGES[0].double()), "ConvNERUCell: the input is torch.float64"),
     (lambda: ConvLSTMCell(2, 4)(IMAGES[0].double()), "ConvLSTMCell: the input is torch.float64"),
     (
@@ -312,9 +394,14 @@ ERRORS = [
         r"hx = \(h, c\), both of shape \(1, 4, 6, 6\), got \(4, 6, 6\)",
     ),
     (lambda: ConvNERUCell(2, 4)(IMAGES), r"expected input \(B, 2, H, W\)"),
-    (lambda: conv_rollout(IMAGES, IMAGES[0], torch.zeros(2, 2, 2, 3)), r"q odd.*got \(2, 2, 2, 3\)"),
     (
-        lambda: conv_rollout(IMAGES, IMAGES[0], torch.zeros(2, 2, 3, 3), None, "abs", memory="reversible"),
+        lambda: conv_rollout(IMAGES, IMAGES[0], torch.zeros(2, 2, 2, 3)),
+        r"q odd.*got \(2, 2, 2, 3\)",
+    ),
+    (
+        lambda: conv_rollout(
+            IMAGES, IMAGES[0], torch.zeros(2, 2, 3, 3), None, "abs", memory="reversible"
+        ),
         "adjoint is not their inverse",
     ),
 ]

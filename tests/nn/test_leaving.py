@@ -14,7 +14,9 @@ from cwy.nn import ConvLSTM, ConvLSTMCell, ConvNERU, ConvNERUCell, OrthogonalRNN
 
 LAYERS = {
     "rnn": lambda **more: OrthogonalRNN(3, 5, 2, "relu", bidirectional=True, **more),
-    "few reflections": lambda **more: OrthogonalRNN(3, 5, reflections=2, nonlinearity="abs", memory="reversible", **more),
+    "few reflections": lambda **more: OrthogonalRNN(
+        3, 5, reflections=2, nonlinearity="abs", memory="reversible", **more
+    ),
     "unitary": lambda **more: OrthogonalRNN(3, 5, method="urnn", nonlinearity="modrelu", **more),
     "on the manifold": lambda **more: OrthogonalRNN(3, 5, method="rgd", **more),
     "cell": lambda **more: OrthogonalRNNCell(3, 5, method="exprnn", **more),
@@ -28,11 +30,17 @@ every_layer = pytest.mark.parametrize("make", LAYERS.values(), ids=LAYERS)
 
 LEAVING = {
     "reversible, only the last": (
-        lambda: OrthogonalRNN(3, 5, nonlinearity="abs", memory="reversible", output="last", batch_first=True),
+        lambda: OrthogonalRNN(
+            3, 5, nonlinearity="abs", memory="reversible", output="last", batch_first=True
+        ),
         (4, 7, 3),
         (2, 11, 3),
     ),
-    "bidirectional modrelu": (lambda: OrthogonalRNN(3, 5, 1, "modrelu", bidirectional=True), (7, 4, 3), (11, 2, 3)),
+    "bidirectional modrelu": (
+        lambda: OrthogonalRNN(3, 5, 1, "modrelu", bidirectional=True),
+        (7, 4, 3),
+        (11, 2, 3),
+    ),
     "images": (lambda: ConvNERU(3, 4, memory="checkpoint"), (7, 4, 3, 6, 5), (11, 2, 3, 6, 5)),
 }
 leaving = pytest.mark.parametrize(("make", "shape", "other"), LEAVING.values(), ids=LEAVING)
@@ -54,12 +62,16 @@ def exported(layer, x, **more):
 def test_a_baked_layer_exports_as_plain_torch_of_any_length_and_batch(make, shape, other, tmp_path):
     layer = cwy.bake(make()).eval()
     program = exported(layer, torch.randn(shape))
-    assert not any("cwy" in str(node.target) for graph in _graphs(program.graph_module) for node in graph.nodes)
+    assert not any(
+        "cwy" in str(node.target) for graph in _graphs(program.graph_module) for node in graph.nodes
+    )
     x = torch.randn(other)
     torch.testing.assert_close(program.module()(x), layer(x))
     torch.export.save(program, tmp_path / "layer.pt2")
     torch.save((x, layer(x)), tmp_path / "expected.pt")
-    subprocess.run([sys.executable, "-c", LOADER, tmp_path / "layer.pt2", tmp_path / "expected.pt"], check=True)
+    subprocess.run(
+        [sys.executable, "-c", LOADER, tmp_path / "layer.pt2", tmp_path / "expected.pt"], check=True
+    )
 
 
 def _graphs(module):
@@ -73,7 +85,9 @@ def test_a_baked_layer_is_an_onnx_model_of_any_length_and_batch(make, shape, oth
     pytest.importorskip("onnxscript")
     layer = cwy.bake(make()).eval()
     sizes = {0: torch.export.Dim("first", min=1), 1: torch.export.Dim("second", min=1)}
-    model = torch.onnx.export(layer, (torch.randn(shape),), dynamo=True, dynamic_shapes=(sizes,), verbose=False)
+    model = torch.onnx.export(
+        layer, (torch.randn(shape),), dynamo=True, dynamic_shapes=(sizes,), verbose=False
+    )
     model.save(tmp_path / "layer.onnx")
     session = runtime.InferenceSession(tmp_path / "layer.onnx")
     x = torch.randn(other)
@@ -87,7 +101,9 @@ def test_a_baked_layer_is_an_onnx_model_of_any_length_and_batch(make, shape, oth
 def test_a_baked_layer_is_compiled_ahead_of_time_for_any_length_and_batch(tmp_path):
     layer = cwy.bake(OrthogonalRNN(3, 5, nonlinearity="abs")).eval()
     program = exported(layer, torch.randn(7, 4, 3))
-    package = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "layer.pt2"))
+    package = torch._inductor.aoti_compile_and_package(
+        program, package_path=str(tmp_path / "layer.pt2")
+    )
     x = torch.randn(11, 2, 3)
     torch.testing.assert_close(torch._inductor.aoti_load_package(package)(x), layer(x))
 
@@ -108,7 +124,9 @@ def test_a_new_length_compiles_nothing_anew(memory, dynamic):
     torch.compiler.reset()
     layer = OrthogonalRNN(3, 6, nonlinearity="abs", memory=memory, dtype=torch.float64)
     counter = CompileCounterWithBackend("aot_eager")
-    step = torch.compile(lambda x: layer(x)[0].square().sum(), fullgraph=True, backend=counter, dynamic=dynamic)
+    step = torch.compile(
+        lambda x: layer(x)[0].square().sum(), fullgraph=True, backend=counter, dynamic=dynamic
+    )
     seen = []
     for steps in (5, 6, 67):
         x = torch.randn(steps, 4, 3, dtype=torch.float64)
@@ -136,10 +154,14 @@ def test_a_constrained_weight_takes_a_plain_one_that_is_orthogonal():
     plain, model = nn.Linear(4, 4), nn.Sequential(cwy.orthogonal(nn.Linear(4, 4)))
     state = {f"0.{name}": value for name, value in plain.state_dict().items()}
     before = copy.deepcopy(model.state_dict())
-    with pytest.warns(UserWarning, match=r"0\.weight is not loaded.*not orthogonal"), pytest.raises(RuntimeError):
+    with (
+        pytest.warns(UserWarning, match=r"0\.weight is not loaded.*not orthogonal"),
+        pytest.raises(RuntimeError),
+    ):
         model.load_state_dict(state)
     torch.testing.assert_close(
-        model.state_dict()["0.parametrizations.weight.original"], before["0.parametrizations.weight.original"]
+        model.state_dict()["0.parametrizations.weight.original"],
+        before["0.parametrizations.weight.original"],
     )
     with pytest.warns(UserWarning, match=r"0\.weight is not loaded"):
         assert model.load_state_dict(state, strict=False).unexpected_keys == ["0.weight"]
@@ -172,13 +194,18 @@ def test_repr_shows_what_differs_from_the_defaults(make):
     again = eval(f"{layer._maker().__name__}({shown})")
     assert again.extra_repr() == shown
     for name, argument in layer._arguments().items():
-        assert (f"{name}=" in shown) == (argument.default is not argument.empty and layer._setting(name) != argument.default)
+        assert (f"{name}=" in shown) == (
+            argument.default is not argument.empty and layer._setting(name) != argument.default
+        )
 
 
 @pytest.mark.parametrize("f", ["tanh", "relu"])
 @pytest.mark.parametrize("baked", [False, True])
 def test_to_torch_is_torchs_network(f, baked):
-    layer, x = OrthogonalRNN(3, 5, 2, f, bidirectional=True, batch_first=True, dropout=0.5).eval(), torch.randn(4, 7, 3)
+    layer, x = (
+        OrthogonalRNN(3, 5, 2, f, bidirectional=True, batch_first=True, dropout=0.5).eval(),
+        torch.randn(4, 7, 3),
+    )
     cell = OrthogonalRNNCell(3, 5, nonlinearity=f, bias=False)
     if baked:
         cwy.bake(layer)
@@ -189,13 +216,22 @@ def test_to_torch_is_torchs_network(f, baked):
     torch.testing.assert_close(OrthogonalRNN.from_torch(theirs).eval()(x), layer(x))
     torch.testing.assert_close(cell.to_torch()(x[0]), cell(x[0]))
     weights = [weight for direction in layer.all_weights for weight in direction]
-    torch.testing.assert_close(weights, [w for direction in theirs.all_weights for w in direction[:3]])
+    torch.testing.assert_close(
+        weights, [w for direction in theirs.all_weights for w in direction[:3]]
+    )
     with pytest.raises(ValueError, match=r"to_torch.*nonlinearity='abs'"):
         OrthogonalRNN(3, 5, nonlinearity="abs").to_torch()
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"batch_first": "False"}, {"bias": "True"}, {"num_layers": True}, {"dropout": True}, {"bidirectional": 1}]
+    "wrong",
+    [
+        {"batch_first": "False"},
+        {"bias": "True"},
+        {"num_layers": True},
+        {"dropout": True},
+        {"bidirectional": 1},
+    ],
 )
 def test_what_torch_refuses_is_refused(wrong):
     with pytest.raises((TypeError, ValueError), match=next(iter(wrong))):

@@ -21,7 +21,11 @@ def spectral(a):
     return ((vectors * torch.exp(1j * values).unsqueeze(-2)) @ vectors.mH).real
 
 
-@given(st.integers(1, 40), st.sampled_from([0, 1e-30, 1e-9, 1e-3, 0.3, 1, 3, 30, 300]), st.integers(0, 9))
+@given(
+    st.integers(1, 40),
+    st.sampled_from([0, 1e-30, 1e-9, 1e-3, 0.3, 1, 3, 30, 300]),
+    st.integers(0, 9),
+)
 def test_it_is_the_exponential(n, size, seed):
     torch.manual_seed(seed)
     a = skew(2, n, n) * size / n**0.5
@@ -35,7 +39,9 @@ def test_it_is_the_exponential(n, size, seed):
 def test_it_is_so_for_matrices_that_are_not_normal_and_has_an_end():
     a = torch.tensor([[0.0, 1e3], [0.0, 0.0]])
     assert torch.equal(exponential(a), torch.eye(2) + a)
-    batch = torch.stack([torch.zeros(3, 3), torch.full((3, 3), 1e6), torch.full((3, 3), float("nan"))])
+    batch = torch.stack(
+        [torch.zeros(3, 3), torch.full((3, 3), 1e6), torch.full((3, 3), float("nan"))]
+    )
     zero, huge, nan = exponential(batch)
     assert torch.equal(zero, torch.eye(3))
     assert huge.isnan().all()
@@ -49,7 +55,10 @@ def test_it_is_so_for_matrices_that_are_not_normal_and_has_an_end():
 def test_the_derivative_is_the_same_without_waiting():
     a = skew(3, 5, 5) * torch.tensor([1e-3, 1, 20], dtype=torch.float64)[:, None, None]
     slope = torch.randn_like(a)
-    ours, plain = (exponential_and_slope(a, slope, tolerance=1e-17, waiting=waiting) for waiting in (False, True))
+    ours, plain = (
+        exponential_and_slope(a, slope, tolerance=1e-17, waiting=waiting)
+        for waiting in (False, True)
+    )
     truth = torch.func.jvp(torch.linalg.matrix_exp, (a,), (slope,))
     for value, derivative in ((ours.value, ours.slope), (plain.value, plain.slope)):
         torch.testing.assert_close(value, truth[0], atol=1e-12, rtol=0)

@@ -18,7 +18,9 @@ def matmul_precision(request):
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(request.param)
     yield request.param
-    assert torch.get_float32_matmul_precision() == request.param, "the user's flag was not given back"
+    assert torch.get_float32_matmul_precision() == request.param, (
+        "the user's flag was not given back"
+    )
     torch.set_float32_matmul_precision(before)
 
 
@@ -39,7 +41,9 @@ def test_flags_change_nothing(device, cast, compiled, matmul_precision):
         return q, omega, y, w.grad
 
     truth = gradient(lambda v, x: [r.float() for r in everything(v.double(), x.double())])
-    call = torch.compile(everything, fullgraph=True, backend="aot_eager") if compiled else everything
+    call = (
+        torch.compile(everything, fullgraph=True, backend="aot_eager") if compiled else everything
+    )
     with torch.autocast(device, dtype=cast, enabled=cast is not None):
         q, omega, y = call(v, x)
         assert q.dtype == omega.dtype == y.dtype == torch.float32
@@ -90,7 +94,12 @@ class Products(TorchDispatchMode):
         self.precisions = []
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if function.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.bmm, torch.ops.aten.addmm, torch.ops.aten.baddbmm):
+        if function.overloadpacket in (
+            torch.ops.aten.mm,
+            torch.ops.aten.bmm,
+            torch.ops.aten.addmm,
+            torch.ops.aten.baddbmm,
+        ):
             self.precisions.append(torch.backends.mkldnn.matmul.fp32_precision)
         return function(*args, **(kwargs or {}))
 
@@ -100,7 +109,11 @@ class Products(TorchDispatchMode):
 def test_second_derivatives_hold_full_precision(name, size):
     """Autograd runs the products of a recorded backward pass outside our functions."""
     x = torch.randn(3, 8)
-    call = {"matrix": cwy_matrix, "truncated": tcwy_matrix, "multiply": lambda v: cwy_multiply(v, x)}[name]
+    call = {
+        "matrix": cwy_matrix,
+        "truncated": tcwy_matrix,
+        "multiply": lambda v: cwy_multiply(v, x),
+    }[name]
     v = torch.randn(8, size, requires_grad=True)
     torch.set_float32_matmul_precision("medium")
     try:
@@ -120,7 +133,11 @@ def test_second_derivatives_hold_full_precision_on_a_gpu(n):
     torch.set_float32_matmul_precision("high")
     try:
         for dtype in (torch.float32, torch.float64):
-            v = torch.randn(n, n, generator=torch.Generator().manual_seed(0)).to("cuda", dtype).requires_grad_()
+            v = (
+                torch.randn(n, n, generator=torch.Generator().manual_seed(0))
+                .to("cuda", dtype)
+                .requires_grad_()
+            )
             (first,) = torch.autograd.grad(cwy_matrix(v).sin().sum(), v, create_graph=True)
             found.append(torch.autograd.grad(first.square().sum(), v)[0])
     finally:
@@ -132,9 +149,15 @@ def test_second_derivatives_hold_full_precision_on_a_gpu(n):
 @pytest.mark.parametrize("batch", [(), (2,)])
 def test_the_ops_are_well_registered(device, batch):
     a = torch.randn(*batch, 4, 4, device=device, requires_grad=True)
-    s = (torch.randn(*batch, 4, 4, device=device).triu() + 3 * torch.eye(4, device=device)).requires_grad_()
+    s = (
+        torch.randn(*batch, 4, 4, device=device).triu() + 3 * torch.eye(4, device=device)
+    ).requires_grad_()
     torch.library.opcheck(torch.ops.cwy.matmul.default, (a, s))
     torch.library.opcheck(torch.ops.cwy.triangular_inverse.default, (s,))
     double = s.detach().double().requires_grad_()
-    torch.autograd.gradcheck(torch.ops.cwy.triangular_inverse, (double.triu(),), check_forward_ad=True)
-    torch.autograd.gradcheck(torch.ops.cwy.matmul, (a.detach().double().requires_grad_(), double), check_forward_ad=True)
+    torch.autograd.gradcheck(
+        torch.ops.cwy.triangular_inverse, (double.triu(),), check_forward_ad=True
+    )
+    torch.autograd.gradcheck(
+        torch.ops.cwy.matmul, (a.detach().double().requires_grad_(), double), check_forward_ad=True
+    )

@@ -33,14 +33,24 @@ def run(given, nonlinearity, factors=False, strided=False, order=None, **options
     transition = wy_factors(v) if factors else cwy_matrix(v)
     if strided:
         x, bias = (torch.stack([part, part], -1)[..., 0] for part in (x, bias))
-        h0, *parts = (part.mT.contiguous().mT for part in (h0, *(transition if factors else (transition,))))
+        h0, *parts = (
+            part.mT.contiguous().mT for part in (h0, *(transition if factors else (transition,)))
+        )
         transition = WY(*parts) if factors else parts[0]
     states, last = rollout(x, h0, transition, bias, nonlinearity, **options)
     if order is not None:
         states, last = (None if t is None else t[..., order.argsort()] for t in (states, last))
-    loss = (last * torch.cos(torch.arange(last.numel(), device=last.device)).reshape(last.shape)).sum()
+    loss = (
+        last * torch.cos(torch.arange(last.numel(), device=last.device)).reshape(last.shape)
+    ).sum()
     if states is not None:
-        loss = loss + (states * torch.sin(torch.arange(states.numel(), device=last.device)).reshape(states.shape)).sum()
+        loss = (
+            loss
+            + (
+                states
+                * torch.sin(torch.arange(states.numel(), device=last.device)).reshape(states.shape)
+            ).sum()
+        )
     loss.backward()
     return [t for t in (states, last, *(p.grad for p in leaves.values())) if t is not None]
 
@@ -52,7 +62,16 @@ def double(given):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("nonlinearity", NONLINEARITIES)
 @pytest.mark.parametrize(
-    ("n", "batch", "steps"), [(1, 1, 1), (1, 130, 257), (7, 3, 2), (7, 130, 257), (33, 1, 257), (190, 130, 3), (33, 130, 17)]
+    ("n", "batch", "steps"),
+    [
+        (1, 1, 1),
+        (1, 130, 257),
+        (7, 3, 2),
+        (7, 130, 257),
+        (33, 1, 257),
+        (190, 130, 3),
+        (33, 130, 17),
+    ],
 )
 @pytest.mark.parametrize("backend", ["torch", "cudnn"])
 def test_backends_are_as_accurate_as_plain_torch(backend, n, batch, steps, nonlinearity, device):
@@ -68,16 +87,27 @@ def test_backends_are_as_accurate_as_plain_torch(backend, n, batch, steps, nonli
         torch.use_deterministic_algorithms(False)
     for a, p, t in zip(ours, plain, truth, strict=True):
         # cuDNN approximates tanh: over few steps that is far more than float32's rounding. It adds up all steps in float32.
-        assert_as_close(a, p, t, factor=2 if backend == "torch" else 200 if nonlinearity == "tanh" else 8)
+        assert_as_close(
+            a, p, t, factor=2 if backend == "torch" else 200 if nonlinearity == "tanh" else 8
+        )
 
 
 def layouts():
     for f, memory, last, factors, packed in itertools.product(
-        NONLINEARITIES, ("store", "checkpoint", "reversible"), (False, True), (False, True), (False, True)
+        NONLINEARITIES,
+        ("store", "checkpoint", "reversible"),
+        (False, True),
+        (False, True),
+        (False, True),
     ):
         if not (memory == "reversible" and NONLINEARITIES[f].irreversible):
             yield pytest.param(
-                f, memory, last, factors, packed, id=f"{f}-{memory}-last={last}-factors={factors}-packed={packed}"
+                f,
+                memory,
+                last,
+                factors,
+                packed,
+                id=f"{f}-{memory}-last={last}-factors={factors}-packed={packed}",
             )
 
 
@@ -93,7 +123,9 @@ def test_every_mode_equals_the_definition(f, memory, last, factors, packed):
         torch.testing.assert_close(a, t, atol=1e-8, rtol=1e-8)
 
 
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=5), st.sampled_from(["abs", "modrelu", "tanh"]))
+@given(
+    st.lists(st.integers(1, 9), min_size=1, max_size=5), st.sampled_from(["abs", "modrelu", "tanh"])
+)
 def test_what_lies_beyond_a_sequence_changes_nothing(lengths, f):
     given = problem(4, len(lengths), 9, torch.float64)
     ends = torch.tensor(lengths)
@@ -101,10 +133,14 @@ def test_what_lies_beyond_a_sequence_changes_nothing(lengths, f):
     other = {**given, "x": given["x"].detach().masked_fill(beyond[..., None], 7.0)}
     for a, b in zip(run(given, f, lengths=ends), run(other, f, lengths=ends), strict=True):
         assert torch.equal(a, b)
-    states, last = rollout(given["x"], given["h0"], cwy_matrix(given["v"]), given["bias"], f, lengths=ends)
+    states, last = rollout(
+        given["x"], given["h0"], cwy_matrix(given["v"]), given["bias"], f, lengths=ends
+    )
     assert (states[beyond] == 0).all()
     assert torch.equal(last, states[ends - 1, torch.arange(len(lengths))])
-    alone, _ = rollout(given["x"][: lengths[0], :1], given["h0"][:1], cwy_matrix(given["v"]), given["bias"], f)
+    alone, _ = rollout(
+        given["x"][: lengths[0], :1], given["h0"][:1], cwy_matrix(given["v"]), given["bias"], f
+    )
     torch.testing.assert_close(states[: lengths[0], :1], alone)
 
 
@@ -148,7 +184,14 @@ def test_the_norm_is_kept():
     """An orthogonal transition neither explodes nor vanishes: 1e-4 over 1,000 steps, 1e-3 over 10,000."""
     for n, steps, bound in ((128, 1000, 1e-4), (190, 10_000, 1e-3)):
         h0 = torch.randn(2, n)
-        _, last = rollout(torch.zeros(steps, 2, n), h0, cwy_matrix(torch.randn(n, n)), None, "identity", output="last")
+        _, last = rollout(
+            torch.zeros(steps, 2, n),
+            h0,
+            cwy_matrix(torch.randn(n, n)),
+            None,
+            "identity",
+            output="last",
+        )
         assert ((last.norm(dim=-1) / h0.norm(dim=-1)) - 1).abs().max() <= bound
 
 
@@ -158,8 +201,12 @@ def test_a_transition_formed_from_factors_is_rounded_once(device):
     u, t = wy_factors(torch.randn(n, n, device=device))
     signs = torch.randint(0, 2, (n,), device=device).float() * 2 - 1
     rows = torch.eye(n, device=device).repeat(4, 1)  # so many that a formed Q is cheaper
-    _, q = rollout(torch.zeros(1, 4 * n, n, device=device), rows, WY(u, t), None, "identity", signs=signs)
-    truth = (torch.eye(n, dtype=torch.float64, device=device) - u.double() @ t.double() @ u.double().mT) * signs.double()
+    _, q = rollout(
+        torch.zeros(1, 4 * n, n, device=device), rows, WY(u, t), None, "identity", signs=signs
+    )
+    truth = (
+        torch.eye(n, dtype=torch.float64, device=device) - u.double() @ t.double() @ u.double().mT
+    ) * signs.double()
     assert (q[:n].mT - truth).abs().max() <= torch.finfo(torch.float32).eps / 2
 
 
@@ -168,25 +215,38 @@ def test_a_transition_formed_from_factors_is_rounded_once(device):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
 def test_factors_with_signs_and_their_derivatives(dtype, reflections, learnt):
     u, t, x, h0 = (
-        torch.randn(*s, dtype=dtype, requires_grad=True) for s in ((6, reflections), [reflections] * 2, (3, 4, 6), (4, 6))
+        torch.randn(*s, dtype=dtype, requires_grad=True)
+        for s in ((6, reflections), [reflections] * 2, (3, 4, 6), (4, 6))
     )
     signs = torch.randn(6, dtype=dtype).sgn().requires_grad_(learnt)
     call = lambda x, h0, u, t, signs: rollout(x, h0, WY(u, t), None, "identity", signs=signs)[0]
-    formed = lambda x, h0, u, t, signs: rollout(x, h0, (torch.eye(6) - u @ t @ u.mH) * signs, None, "identity")[0]
+    formed = lambda x, h0, u, t, signs: rollout(
+        x, h0, (torch.eye(6) - u @ t @ u.mH) * signs, None, "identity"
+    )[0]
     inputs = x, h0, u, t, signs
     leaves = [p for p in inputs if p.requires_grad]
     ours, wanted = call(*inputs), formed(*inputs)
     torch.testing.assert_close(ours, wanted)
     z = torch.randn_like(ours)
-    for a, b in zip(torch.autograd.grad(ours, leaves, z), torch.autograd.grad(wanted, leaves, z), strict=True):
+    for a, b in zip(
+        torch.autograd.grad(ours, leaves, z), torch.autograd.grad(wanted, leaves, z), strict=True
+    ):
         torch.testing.assert_close(a, b)
     assert gradgradcheck(call, inputs)
-    assert gradcheck(call, (x, h0, u, t, signs.detach().requires_grad_()), check_forward_ad=True, check_backward_ad=False)
+    assert gradcheck(
+        call,
+        (x, h0, u, t, signs.detach().requires_grad_()),
+        check_forward_ad=True,
+        check_backward_ad=False,
+    )
 
 
 @pytest.mark.parametrize("reflections", [2, 6])
 def test_a_compiler_takes_a_transition_of_any_layout(reflections):
-    u, t, x = (torch.randn(*shape, requires_grad=True) for shape in ((6, reflections), [reflections] * 2, (5, 3, 6)))
+    u, t, x = (
+        torch.randn(*shape, requires_grad=True)
+        for shape in ((6, reflections), [reflections] * 2, (5, 3, 6))
+    )
     weight = torch.randn(6, 6)
 
     def call(x, u, t, weight):
@@ -195,7 +255,10 @@ def test_a_compiler_takes_a_transition_of_any_layout(reflections):
         formed, _ = rollout(x, x[0], (torch.eye(6) - u @ t @ u.mT).mT, None, "tanh")
         return by_factors + formed
 
-    slopes = [torch.autograd.grad(form(x, u, t, weight).sum(), (x, u, t)) for form in (call, torch.compile(call))]
+    slopes = [
+        torch.autograd.grad(form(x, u, t, weight).sum(), (x, u, t))
+        for form in (call, torch.compile(call))
+    ]
     for a, b in zip(*slopes, strict=True):
         torch.testing.assert_close(a, b)
 
@@ -256,14 +319,26 @@ ERRORS = [
     (lambda: rollout(X, X[0], Q, None, "gelu"), ValueError, "unknown nonlinearity 'gelu'.*modrelu"),
     (lambda: rollout(X, X[0], Q, output="first"), ValueError, "'all' or 'last'"),
     (lambda: rollout(X, X[0], Q, memory="none"), ValueError, "'store', 'checkpoint', 'reversible'"),
-    (lambda: rollout(X, X[0], Q, None, "tanh", memory="reversible"), ValueError, "tanh.*checkpoint"),
-    (lambda: rollout(X, X[0], Q, None, "leaky_relu", memory="reversible"), ValueError, "rounding errors by 100"),
+    (
+        lambda: rollout(X, X[0], Q, None, "tanh", memory="reversible"),
+        ValueError,
+        "tanh.*checkpoint",
+    ),
+    (
+        lambda: rollout(X, X[0], Q, None, "leaky_relu", memory="reversible"),
+        ValueError,
+        "rounding errors by 100",
+    ),
     (lambda: rollout(X, X[0], torch.eye(5)), ValueError, r"\(4, 4\).*\(5, 5\)"),
     (lambda: rollout(X, torch.zeros(2, 4), Q), ValueError, r"expected x \(T, 2, 4\)"),
     (lambda: rollout(X[0], X[0], Q), ValueError, r"x must be \(T, B, N\)"),
     (lambda: rollout(X.long(), X[0], Q), TypeError, "int64"),
     (lambda: rollout(X, X[0], Q, signs=torch.ones(4)), ValueError, "signs belong to factors"),
-    (lambda: rollout(X.cfloat(), X[0], Q.cfloat(), None, "relu"), ValueError, "no complex form.*'modrelu'"),
+    (
+        lambda: rollout(X.cfloat(), X[0], Q.cfloat(), None, "relu"),
+        ValueError,
+        "no complex form.*'modrelu'",
+    ),
     (lambda: rollout(X, X[0], Q, None, "relu", backend="cudnn"), ValueError, "cudnn.*x is on cpu"),
     (lambda: rollout(X, X[0], Q, backend="cuda9"), ValueError, 'no backend "cuda9"'),
     (lambda: rollout(X, X[0], Q, torch.zeros(1)), ValueError, r"bias must be \(4,\).*\(1,\)"),
@@ -271,11 +346,23 @@ ERRORS = [
     (lambda: rollout(X, X[0], Q, weight=torch.zeros(1, 4)), ValueError, r"weight must be \(4, 4\)"),
     (lambda: rollout(X, X[0], Q, lengths=[5, 9, 1]), ValueError, "from 1 to T = 5"),
     (lambda: rollout(X, X[0].to("meta"), Q), ValueError, "one device, got x on cpu, h0 on meta"),
-    (lambda: rollout(X, X[0], Q, backend="reference", memory="checkpoint"), ValueError, "autograd stores every state"),
-    (lambda: rollout(X, X[0], (Q, Q)), TypeError, "a matrix, or what wy_factors returns, got tuple"),
+    (
+        lambda: rollout(X, X[0], Q, backend="reference", memory="checkpoint"),
+        ValueError,
+        "autograd stores every state",
+    ),
+    (
+        lambda: rollout(X, X[0], (Q, Q)),
+        TypeError,
+        "a matrix, or what wy_factors returns, got tuple",
+    ),
     (lambda: rollout(X, X[0], WY(Q, Q[:2, :2])), ValueError, r"t \(L, L\).*\(4, 4\) and \(2, 2\)"),
     (lambda: rollout(X, X[0], WY(Q, Q.to("meta"))), ValueError, "one device.*on meta"),
-    (lambda: rollout(X, X[0], WY(Q, Q), signs=[1, 1, 1, 1]), TypeError, "signs must be a torch.Tensor, got list"),
+    (
+        lambda: rollout(X, X[0], WY(Q, Q), signs=[1, 1, 1, 1]),
+        TypeError,
+        "signs must be a torch.Tensor, got list",
+    ),
 ]
 
 
@@ -288,7 +375,11 @@ def test_errors(call, kind, words):
 def test_the_op_is_well_registered():
     given = problem(4, 3, 5)
     q = cwy_matrix(given["v"].detach()).requires_grad_()
-    for f, memory, last in (("abs", "store", False), ("abs", "reversible", True), ("relu", "checkpoint", True)):
+    for f, memory, last in (
+        ("abs", "store", False),
+        ("abs", "reversible", True),
+        ("relu", "checkpoint", True),
+    ):
         how = (given["bias"], None, f, [3] * 5, memory, last, "loops")
         arguments = (given["x"].reshape(-1, 4), given["h0"], [q], *how)
         torch.library.opcheck(torch.ops.cwy.rollout.default, arguments)
@@ -308,18 +399,26 @@ def test_blocks_of_steps_meet_sequences_that_end(memory, lengths, device, monkey
         copied = lambda fn, key, given, into: tuple(
             m if o is None else o.copy_(m) for m, o in zip(fn(*given), into, strict=True)
         )
-        monkeypatch.setattr(graphs, "worth", lambda x, sizes: len(sizes) >= 16 and sizes[0] == sizes[-1])
+        monkeypatch.setattr(
+            graphs, "worth", lambda x, sizes: len(sizes) >= 16 and sizes[0] == sizes[-1]
+        )
         monkeypatch.setattr(graphs, "replay", copied)
     given = problem(6, 4, max(lengths), torch.float64, device)
     options = {"lengths": torch.tensor(lengths), "output": "last"}
     truth = run(given, "abs", backend="reference", **options)
-    for ours, theirs in zip(run(given, "abs", memory=memory, backend="torch", **options), truth, strict=True):
+    for ours, theirs in zip(
+        run(given, "abs", memory=memory, backend="torch", **options), truth, strict=True
+    ):
         torch.testing.assert_close(ours, theirs, atol=1e-8, rtol=1e-8)
 
 
 def test_complex_modrelu_is_accurate_where_z_is_small():
     x = torch.full((1, 1, 2), 1e-9 + 1e-9j).requires_grad_()
-    h0, q, bias = torch.zeros(1, 2, dtype=torch.complex64), torch.eye(2, dtype=torch.complex64), torch.full((2,), 0.01)
+    h0, q, bias = (
+        torch.zeros(1, 2, dtype=torch.complex64),
+        torch.eye(2, dtype=torch.complex64),
+        torch.full((2,), 0.01),
+    )
     grads = []
     for backend in ("torch", "reference"):
         states, _ = rollout(x, h0, q, bias, backend=backend)

@@ -60,7 +60,16 @@ def test_a_formed_transition(n, f, batch, steps, poisoned):
     agree(given, f, held(given, f, strided=True))
 
 
-FACTORED = [(257, 1), (300, 63), (511, 40), (512, 64), (512, 128), (1000, 129), (1024, 128), (1024, 256)]
+FACTORED = [
+    (257, 1),
+    (300, 63),
+    (511, 40),
+    (512, 64),
+    (512, 128),
+    (1000, 129),
+    (1024, 128),
+    (1024, 256),
+]
 
 
 @gpu
@@ -84,10 +93,14 @@ def test_signs(n, learnt, poisoned):
     made["signs"] = 1 - 2.0 * (torch.arange(n, device="cuda") % 3 == 0)
 
     def results(backend, dtype):
-        x, h0, v, signs = leaves = [made[name].detach().to(dtype).requires_grad_() for name in ("x", "h0", "v", "signs")]
+        x, h0, v, signs = leaves = [
+            made[name].detach().to(dtype).requires_grad_() for name in ("x", "h0", "v", "signs")
+        ]
         signs.requires_grad_(learnt)
         states, _ = rollout(x, h0, wy_factors(v), None, "tanh", signs=signs, backend=backend)
-        z = torch.sin(torch.arange(states.numel(), device="cuda", dtype=dtype)).reshape(states.shape)
+        z = torch.sin(torch.arange(states.numel(), device="cuda", dtype=dtype)).reshape(
+            states.shape
+        )
         return [states, *torch.autograd.grad(states, leaves[: 3 + learnt], z)]
 
     hows = ("cuda", torch.float32), ("reference", torch.float32), ("reference", torch.float64)
@@ -99,7 +112,8 @@ def test_signs(n, learnt, poisoned):
 @pytest.mark.parametrize("n", [33, 300])
 @pytest.mark.parametrize("factors", [False, True])
 @pytest.mark.parametrize(
-    ("f", "memory"), [("abs", "store"), ("abs", "reversible"), ("modrelu", "checkpoint"), ("relu", "store")]
+    ("f", "memory"),
+    [("abs", "store"), ("abs", "reversible"), ("modrelu", "checkpoint"), ("relu", "store")],
 )
 @pytest.mark.parametrize("output", ["all", "last"])
 @pytest.mark.parametrize("lengths", [None, [1 + 29 * i % 70 for i in range(130)]])
@@ -110,7 +124,10 @@ def test_modes_and_lengths(n, factors, f, memory, output, lengths, poisoned):
     truth = run(double(given), f, backend="reference", **options)
     # What plain steps lose when they recover states is lost here, too: how much is luck, so in eight orders of the units.
     orders = [torch.randperm(n, generator=torch.Generator().manual_seed(seed)) for seed in range(8)]
-    plain = [run(given, f, backend="torch", factors=factors, memory=memory, order=order, **options) for order in orders]
+    plain = [
+        run(given, f, backend="torch", factors=factors, memory=memory, order=order, **options)
+        for order in orders
+    ]
     for a, t, *p in zip(ours, truth, *plain, strict=True):
         assert_as_close(a, max(p, key=lambda x, t=t: (x.double() - t).abs().max()), t)
 
@@ -139,7 +156,9 @@ def test_a_side_stream_and_a_graph(n, factors, packed):
         states, last = rollout(given_x, h0, q, given["bias"], backend="cuda")
         states = states.data if packed else states
         # A graph of autograd that lives on would tie the recording to this stream.
-        return states.detach(), *torch.autograd.grad(states.sum() + last.sum(), (x, h0, *leaves, given["bias"]))
+        return states.detach(), *torch.autograd.grad(
+            states.sum() + last.sum(), (x, h0, *leaves, given["bias"])
+        )
 
     wanted = step()
     side = torch.cuda.Stream()
@@ -181,7 +200,9 @@ def test_a_hundred_thousand_steps_are_reversed_in_a_gigabyte():
 
     def step():
         x.grad = q.grad = None
-        rollout(x, h0, q, nonlinearity="abs", output="last", memory="reversible", backend="cuda")[1].sum().backward()
+        rollout(x, h0, q, nonlinearity="abs", output="last", memory="reversible", backend="cuda")[
+            1
+        ].sum().backward()
 
     step()
     x.grad = None
@@ -197,7 +218,12 @@ def test_a_hundred_thousand_steps_are_reversed_in_a_gigabyte():
 def test_nan_spreads_as_in_torch(transition):
     x = torch.randn(5, 2, 300, device="cuda")
     x[1, 0, 7] = torch.nan
-    states, _ = rollout(x, torch.zeros(2, 300, device="cuda"), transition(torch.randn(300, 20, device="cuda")), backend="cuda")
+    states, _ = rollout(
+        x,
+        torch.zeros(2, 300, device="cuda"),
+        transition(torch.randn(300, 20, device="cuda")),
+        backend="cuda",
+    )
     assert states[2:, 0].isnan().all()
     assert not states[:, 1].isnan().any()
 
@@ -207,7 +233,15 @@ def test_nan_spreads_as_in_torch(transition):
 def test_nan_is_recovered_too(n):
     x = torch.randn(5, 2, n, device="cuda", requires_grad=True)
     q = cwy_matrix(torch.randn(n, n, device="cuda")).requires_grad_()
-    _, last = rollout(x, torch.full((2, n), torch.nan, device="cuda"), q, None, "abs", memory="reversible", backend="cuda")
+    _, last = rollout(
+        x,
+        torch.full((2, n), torch.nan, device="cuda"),
+        q,
+        None,
+        "abs",
+        memory="reversible",
+        backend="cuda",
+    )
     _, dq = torch.autograd.grad(last.sum(), (x, q))
     assert dq.isnan().all()
 
@@ -252,7 +286,11 @@ def variants():
 def test_complex_modrelu(bias, poisoned):
     z = torch.randn(5, 7, dtype=torch.complex64, device="cuda")
     z[0, :4] = torch.tensor([0, 1e-30 + 1e-30j, 1e-42, 3e38], device="cuda")
-    b = None if bias is None else torch.stack([bias + torch.arange(7, device="cuda") / 100] * 2, -1)[:, 0]
+    b = (
+        None
+        if bias is None
+        else torch.stack([bias + torch.arange(7, device="cuda") / 100] * 2, -1)[:, 0]
+    )
     f, dh = named("modrelu", z), torch.randn_like(z)
     with torch.no_grad():
         h, d = f.define(z, b), dh.clone()
@@ -262,7 +300,9 @@ def test_complex_modrelu(bias, poisoned):
     # At zero, and where h overflows or vanishes in float32, derivatives are what they are.
     usual = (z.abs() > 1e-36) & (z.abs() < 1e38)
     (grad,) = torch.autograd.grad(truth, exact, dh.to(torch.complex128))
-    torch.testing.assert_close(h[usual].to(truth.dtype), truth[usual].detach(), atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(
+        h[usual].to(truth.dtype), truth[usual].detach(), atol=1e-6, rtol=1e-6
+    )
     torch.testing.assert_close(d[usual].to(grad.dtype), grad[usual], atol=1e-6, rtol=1e-5)
     assert h[0, 0] == d[0, 0] == 0
 
@@ -310,7 +350,9 @@ def test_every_variant_compiles_without_a_gpu(monkeypatch, tmp_path):
 def test_structures_lie_in_memory_as_python_thinks(monkeypatch, tmp_path):
     """The compiler asserts the size and every offset that ctypes has."""
     monkeypatch.setenv("CWY_CACHE", str(tmp_path))
-    mixed = nvrtc.structure("Mixed", a="int", b="const float*", c="float", d="unsigned long long", e="int")
+    mixed = nvrtc.structure(
+        "Mixed", a="int", b="const float*", c="float", d="unsigned long long", e="int"
+    )
     structures = (tiling.Tensors, mixed)
     lines = ['#include "structures.cuh"\n']
     for structure in structures:
@@ -318,7 +360,9 @@ def test_structures_lie_in_memory_as_python_thinks(monkeypatch, tmp_path):
         lines.append(f'static_assert(sizeof({name}) == {ctypes.sizeof(structure)}, "size");\n')
         for field, _ in structure._fields_:
             offset = getattr(structure, field).offset
-            lines.append(f'static_assert(__builtin_offsetof({name}, {field}) == {offset}, "offset");\n')
+            lines.append(
+                f'static_assert(__builtin_offsetof({name}, {field}) == {offset}, "offset");\n'
+            )
     source = tmp_path / "layout.cu"
     source.write_text("".join(lines))
     nvrtc.cubin(source, (), "sm_80", structures)
@@ -335,4 +379,6 @@ def test_why_it_does_not_serve(monkeypatch):
     for words in (r"pip install 'cwy\[cuda\]'", "float64", "above the 1024"):
         assert re.search(words, reason)
     with pytest.raises(ValueError, match=r"cuda.*x is on cpu"):
-        rollout(torch.zeros(2, 3, 4), torch.zeros(3, 4), wy_factors(torch.randn(4, 2)), backend="cuda")
+        rollout(
+            torch.zeros(2, 3, 4), torch.zeros(3, 4), wy_factors(torch.randn(4, 2)), backend="cuda"
+        )

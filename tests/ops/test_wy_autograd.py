@@ -77,13 +77,23 @@ def test_vmap_equals_a_loop(call):
 
 @pytest.mark.parametrize("call", CALLS)
 def test_transforms_inside_a_compiled_function(call):
-    f, v, dv = scalar(call), torch.randn(6, 3, dtype=torch.float64), torch.randn(6, 3, dtype=torch.float64)
-    compiled = torch.compile(lambda v, dv: jvp(f, (v,), (dv,))[1], fullgraph=True, backend="aot_eager")
+    f, v, dv = (
+        scalar(call),
+        torch.randn(6, 3, dtype=torch.float64),
+        torch.randn(6, 3, dtype=torch.float64),
+    )
+    compiled = torch.compile(
+        lambda v, dv: jvp(f, (v,), (dv,))[1], fullgraph=True, backend="aot_eager"
+    )
     torch.testing.assert_close(compiled(v, dv), jvp(f, (v,), (dv,))[1])
 
 
 def test_a_forward_tangent_into_a_compiled_function_is_right_or_raises():
-    f, v, dv = scalar("cwy_matrix"), torch.randn(6, 3, dtype=torch.float64), torch.randn(6, 3, dtype=torch.float64)
+    f, v, dv = (
+        scalar("cwy_matrix"),
+        torch.randn(6, 3, dtype=torch.float64),
+        torch.randn(6, 3, dtype=torch.float64),
+    )
     compiled = torch.compile(f, fullgraph=True, backend="aot_eager")
     try:
         with fwad.dual_level():
@@ -116,8 +126,15 @@ def test_analytic_equals_composite(device, n, size, is_complex, strided, call):
     try:
         results = []
         for backend in (autograd, composite):
-            v, xs = base.clone(memory_format=torch.preserve_format).requires_grad_(), x.clone().requires_grad_()
-            y = backend.cwy_multiply(v, xs, False) if call == "cwy_multiply" else getattr(backend, call)(v)
+            v, xs = (
+                base.clone(memory_format=torch.preserve_format).requires_grad_(),
+                x.clone().requires_grad_(),
+            )
+            y = (
+                backend.cwy_multiply(v, xs, False)
+                if call == "cwy_multiply"
+                else getattr(backend, call)(v)
+            )
             angles = torch.arange(y.numel(), dtype=torch.float64, device=device).reshape(y.shape)
             weight = torch.polar(torch.ones_like(angles), angles) if is_complex else angles.cos()
             (y * weight).sum().real.backward()
@@ -134,7 +151,9 @@ def test_a_batch_of_gradients_of_large_matrices(size):
     v = torch.randn(200, size, dtype=torch.float64, requires_grad=True)
     q, z = cwy_matrix(v), torch.randn(2, 200, 200, dtype=torch.float64)
     (batch,) = torch.autograd.grad(q, v, z, is_grads_batched=True, retain_graph=True)
-    torch.testing.assert_close(batch, torch.stack([torch.autograd.grad(q, v, one, retain_graph=True)[0] for one in z]))
+    torch.testing.assert_close(
+        batch, torch.stack([torch.autograd.grad(q, v, one, retain_graph=True)[0] for one in z])
+    )
 
 
 def test_torchs_counter_knows_every_product_of_a_large_matrix():

@@ -51,7 +51,10 @@ CALLS = {
     "factor u": (lambda v, **options: wy_factors(v, **options).u, {}),
     "factor t": (lambda v, **options: wy_factors(v, **options).t, {}),
     "multiply": (lambda v, x, **options: cwy_multiply(v, x, **options), {"rows": True}),
-    "multiply adjoint": (lambda v, x, **options: cwy_multiply(v, x, True, **options), {"rows": True}),
+    "multiply adjoint": (
+        lambda v, x, **options: cwy_multiply(v, x, True, **options),
+        {"rows": True},
+    ),
 }
 
 
@@ -72,7 +75,11 @@ def results(call, v, backend, dtype=torch.float32):
         x = torch.randn(*v.shape[:-2], 5, v.shape[-2], generator=g)
         leaves.append(x.to(v.device, dtype).requires_grad_())
     y = function(*leaves, backend=backend)
-    weight = torch.cos(torch.arange(y.numel(), device=v.device, dtype=torch.float64)).reshape(y.shape).to(dtype)
+    weight = (
+        torch.cos(torch.arange(y.numel(), device=v.device, dtype=torch.float64))
+        .reshape(y.shape)
+        .to(dtype)
+    )
     return [y.detach(), *torch.autograd.grad(y, leaves, weight)]
 
 
@@ -84,11 +91,17 @@ def orthogonal(q, bound):
 
 
 def agree(call, v):
-    ours, plain, truth = (results(call, v, *how) for how in (("cuda",), ("analytic",), ("analytic", torch.float64)))
-    for name, a, p, t in zip(("value", "gradient of v", "gradient of x"), ours, plain, truth, strict=False):
+    ours, plain, truth = (
+        results(call, v, *how) for how in (("cuda",), ("analytic",), ("analytic", torch.float64))
+    )
+    for name, a, p, t in zip(
+        ("value", "gradient of v", "gradient of x"), ours, plain, truth, strict=False
+    ):
         assert a.shape == t.shape
         # Of few terms plain rounding is a matter of luck: what sums of so many numbers take at random is allowed as well.
-        if (a.double() - t).abs().max() <= EPS * (16 + 2 * max(v.shape[-2:]) ** 0.5) * t.abs().max():
+        if (a.double() - t).abs().max() <= EPS * (
+            16 + 2 * max(v.shape[-2:]) ** 0.5
+        ) * t.abs().max():
             continue
         try:
             assert_as_close(a, p, t, factor=4)
@@ -141,12 +154,16 @@ def test_batches_of_hard_vectors(family, n, size, poisoned):
 def test_more_matrices_than_blocks(n, size, poisoned):
     v = torch.randn(1000, n, size, device="cuda")
     for call in ("matrix", "matrix, signed", "truncated", "truncated, signed"):
-        torch.testing.assert_close(CALLS[call][0](v), agree(call, v), atol=0, rtol=0)  # with and without gradients alike
+        torch.testing.assert_close(
+            CALLS[call][0](v), agree(call, v), atol=0, rtol=0
+        )  # with and without gradients alike
     agree("factors", v)
 
 
 @gpu
-@pytest.mark.parametrize(("n", "size"), [(190, 190), (1000, 60), (1024, 1024), (900, 600), (2048, 2048), (4096, 128)])
+@pytest.mark.parametrize(
+    ("n", "size"), [(190, 190), (1000, 60), (1024, 1024), (900, 600), (2048, 2048), (4096, 128)]
+)
 def test_flags_and_compilers_change_nothing(n, size):
     v = torch.randn(n, size, device="cuda")
     for call in ("matrix", "truncated", "multiply"):
@@ -164,7 +181,10 @@ def test_flags_and_compilers_change_nothing(n, size):
 
 
 @gpu
-@pytest.mark.parametrize(("n", "size"), [(64, 20), (64, 64), (300, 300), (2000, 50), (1100, 1100), (2048, 2048), (4096, 128)])
+@pytest.mark.parametrize(
+    ("n", "size"),
+    [(64, 20), (64, 64), (300, 300), (2000, 50), (1100, 1100), (2048, 2048), (4096, 128)],
+)
 def test_streams_and_graphs(n, size):
     v = torch.randn(n, size, device="cuda", requires_grad=True)
 
@@ -172,7 +192,9 @@ def test_streams_and_graphs(n, size):
         q, omega = cwy_matrix(v, backend="cuda"), tcwy_matrix(v, backend="cuda")
         factors = torch.cat(wy_factors(v, backend="cuda"))
         weight = torch.linspace(-1, 1, size, device="cuda")
-        (grad,) = torch.autograd.grad(sum((x[:, :size] * weight).sum() for x in (q, omega, factors)), v)
+        (grad,) = torch.autograd.grad(
+            sum((x[:, :size] * weight).sum() for x in (q, omega, factors)), v
+        )
         return q.detach(), omega.detach(), grad
 
     wanted = step()
@@ -200,7 +222,9 @@ def test_streams_and_graphs(n, size):
 
 
 @gpu
-@pytest.mark.parametrize(("n", "size"), [(12, 5), (12, 12), (600, 20), (2100, 20), (530, 530), (2048, 2048)])
+@pytest.mark.parametrize(
+    ("n", "size"), [(12, 5), (12, 12), (600, 20), (2100, 20), (530, 530), (2048, 2048)]
+)
 def test_second_derivatives(n, size):
     for call in ("matrix", "matrix, signed", "truncated", "truncated, signed", "factors"):
         found = []
@@ -224,11 +248,15 @@ def test_a_thin_matrix_takes_little_memory(n, m):
     before = torch.cuda.memory_allocated()
     tcwy_matrix(v).backward(z)
     matrix = 4 * n * m
-    assert torch.cuda.max_memory_allocated() - before - 2 * matrix <= 2 * matrix  # beyond the result and v's gradient
+    assert (
+        torch.cuda.max_memory_allocated() - before - 2 * matrix <= 2 * matrix
+    )  # beyond the result and v's gradient
 
 
 @gpu
-@pytest.mark.parametrize(("call", "size"), [("matrix", 70), ("matrix", 128), ("truncated", 70), ("factors", 70)])
+@pytest.mark.parametrize(
+    ("call", "size"), [("matrix", 70), ("matrix", 128), ("truncated", 70), ("factors", 70)]
+)
 @pytest.mark.parametrize("power", [-110, -30, 60])
 def test_a_batch_takes_gradients_of_any_size(call, size, power):
     v = torch.randn(64, 128, size, device="cuda", requires_grad=True)
@@ -247,21 +275,37 @@ def test_large_ones_take_gradients_of_any_size_and_from_anywhere(n, size):
     slope = lambda z: torch.autograd.grad(q, v, z, retain_graph=True)[0]
     wanted = slope(z)
     for power in (-100, 100):
-        assert (slope(z * 2.0**power).double() / 2.0**power - wanted).abs().max() <= 1e-6 * wanted.abs().max()
+        assert (
+            slope(z * 2.0**power).double() / 2.0**power - wanted
+        ).abs().max() <= 1e-6 * wanted.abs().max()
     apart = torch.empty(n * n + 1, device="cuda")[1:].view(n, n).copy_(z)  # no multiple of 16 bytes
     assert torch.equal(slope(apart), wanted)
     spike = torch.zeros_like(z)
     spike[3, 5] = 1
     plain, truth = v.detach().clone().requires_grad_(), v.detach().double().requires_grad_()
-    plain, truth = (torch.autograd.grad(cwy_matrix(x, backend="analytic")[3, 5], x)[0] for x in (plain, truth))
+    plain, truth = (
+        torch.autograd.grad(cwy_matrix(x, backend="analytic")[3, 5], x)[0] for x in (plain, truth)
+    )
     error = (slope(spike).double() - truth).abs().max()
-    assert error <= max(4 * (plain.double() - truth).abs().max(), EPS * (16 + 2 * n**0.5) * truth.abs().max())
+    assert error <= max(
+        4 * (plain.double() - truth).abs().max(), EPS * (16 + 2 * n**0.5) * truth.abs().max()
+    )
     spike[3, 5] = torch.nan
     assert slope(spike).isnan().any()
 
 
 # In one launch, blocked, split into fp16 numbers, and in batches of each.
-TIERS = [(7, 5), (64, 64), (512, 512), (1000, 33), (600, 257), (1024, 1024), (4096, 128), (2048, 2048), (4104, 1032)]
+TIERS = [
+    (7, 5),
+    (64, 64),
+    (512, 512),
+    (1000, 33),
+    (600, 257),
+    (1024, 1024),
+    (4096, 128),
+    (2048, 2048),
+    (4104, 1032),
+]
 BATCHES = [(3, 64, 64), (64, 128, 128), (64, 70, 40), (3, 600, 530)]
 
 
@@ -303,10 +347,16 @@ def test_every_kernel_compiles_without_a_gpu(tmp_path, monkeypatch):
     kinds = (fused.NARROW, fused.WIDE, fused.TRUNCATED, fused.ENDING, fused.FACTORS)
     variants = [("blocks.cu", ()), ("halves.cu", ())]
     for many in (), (("MANY", 1),):
-        variants += [("forward.cu", many), *(("backward.cu", (("KIND", kind), *many)) for kind in kinds)]
+        variants += [
+            ("forward.cu", many),
+            *(("backward.cu", (("KIND", kind), *many)) for kind in kinds),
+        ]
     for index, (source, macros) in enumerate(variants):
         for arch in ("sm_80", "sm_90a", ("sm_100a", "sm_120a")[index % 2]):  # the last two in turn
-            assert len(nvrtc.cubin(fused.KERNELS / source, (*fused.MACROS.items(), *macros), arch)) > 1000
+            assert (
+                len(nvrtc.cubin(fused.KERNELS / source, (*fused.MACROS.items(), *macros), arch))
+                > 1000
+            )
 
 
 @pytest.mark.parametrize(

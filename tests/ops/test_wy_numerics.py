@@ -12,7 +12,13 @@ from tests.families import FAMILIES, departure, vectors
 sizes = st.integers(1, 48)
 
 
-@given(st.sampled_from(FAMILIES), sizes, sizes, st.sampled_from([torch.float32, torch.float64]), st.integers(0, 9))
+@given(
+    st.sampled_from(FAMILIES),
+    sizes,
+    sizes,
+    st.sampled_from([torch.float32, torch.float64]),
+    st.integers(0, 9),
+)
 def test_orthogonal_for_every_family(family, n, size, dtype, seed):
     v = vectors(family, n, size, dtype, seed)
     bound = 20 * torch.finfo(dtype).eps * max(n, size)
@@ -36,17 +42,30 @@ on_gpu = pytest.mark.gpu
 
 @pytest.mark.parametrize(
     ("n", "device"),
-    [(64, "cpu"), (1024, "cpu"), pytest.param(1024, "cuda", marks=on_gpu), pytest.param(4096, "cuda", marks=on_gpu)],
+    [
+        (64, "cpu"),
+        (1024, "cpu"),
+        pytest.param(1024, "cuda", marks=on_gpu),
+        pytest.param(4096, "cuda", marks=on_gpu),
+    ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_gaussian_vectors(n, device, dtype):
-    assert departure(cwy_matrix(vectors("gaussian", n, n, dtype, device=device))) <= 8 * torch.finfo(dtype).eps * n**0.5
+    assert (
+        departure(cwy_matrix(vectors("gaussian", n, n, dtype, device=device)))
+        <= 8 * torch.finfo(dtype).eps * n**0.5
+    )
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(
     ("n", "size", "device"),
-    [(1024, 1024, "cpu")] + [pytest.param(n, k, "cuda", marks=on_gpu) for n in (200, 1024, 4096) for k in (60, 257, 1024, n)],
+    [(1024, 1024, "cpu")]
+    + [
+        pytest.param(n, k, "cuda", marks=on_gpu)
+        for n in (200, 1024, 4096)
+        for k in (60, 257, 1024, n)
+    ],
 )
 def test_hard_vectors_at_large_sizes(family, n, size, device):
     v = vectors(family, n, size, torch.float32, device=device).requires_grad_()
@@ -56,7 +75,9 @@ def test_hard_vectors_at_large_sizes(family, n, size, device):
     assert v.grad.isfinite().all()
 
 
-@given(st.sampled_from(FAMILIES), st.integers(1, 33), st.integers(1, 33), st.booleans(), st.booleans())
+@given(
+    st.sampled_from(FAMILIES), st.integers(1, 33), st.integers(1, 33), st.booleans(), st.booleans()
+)
 def test_equals_one_reflection_at_a_time(family, n, size, is_complex, batched):
     v = vectors(family, n, size)
     if is_complex:
@@ -68,8 +89,12 @@ def test_equals_one_reflection_at_a_time(family, n, size, is_complex, batched):
         torch.testing.assert_close(call(v), call(v, backend="reference"), atol=1e-12, rtol=0)
     for adjoint in (False, True):
         y = cwy_multiply(v, x, adjoint)
-        torch.testing.assert_close(y, cwy_multiply(v, x, adjoint, backend="reference"), atol=1e-12 * n, rtol=0)
-        torch.testing.assert_close(y, cwy_multiply(wy_factors(v), x, adjoint), atol=1e-12 * n, rtol=0)
+        torch.testing.assert_close(
+            y, cwy_multiply(v, x, adjoint, backend="reference"), atol=1e-12 * n, rtol=0
+        )
+        torch.testing.assert_close(
+            y, cwy_multiply(wy_factors(v), x, adjoint), atol=1e-12 * n, rtol=0
+        )
 
 
 @pytest.mark.parametrize("backend", ["analytic", "composite", "reference"])
@@ -89,7 +114,9 @@ def test_equals_lapack(n, size):
     v = torch.randn(n, size, dtype=torch.float64).tril(-1) + torch.eye(n, size, dtype=torch.float64)
     tau = 2 / v.square().sum(0)
     x = torch.randn(n, 5, dtype=torch.float64)
-    torch.testing.assert_close(tcwy_matrix(v), torch.linalg.householder_product(v, tau), atol=1e-13, rtol=0)
+    torch.testing.assert_close(
+        tcwy_matrix(v), torch.linalg.householder_product(v, tau), atol=1e-13, rtol=0
+    )
     torch.testing.assert_close(cwy_multiply(v, x.mT).mT, torch.ormqr(v, tau, x), atol=1e-13, rtol=0)
 
 
@@ -132,7 +159,9 @@ def gradients_of_short_vectors(form, v):
     wanted = gradient(finfo.tiny * 2.0**16, z)
     for size in (finfo.tiny, finfo.tiny / 2**8):
         # Denormal numbers have a coarse direction.
-        torch.testing.assert_close(gradient(size, z), wanted, atol=0.02 * wanted.abs().max().item(), rtol=0)
+        torch.testing.assert_close(
+            gradient(size, z), wanted, atol=0.02 * wanted.abs().max().item(), rtol=0
+        )
     for size in (finfo.tiny, finfo.tiny / 2**8, finfo.tiny * finfo.eps * 3):
         assert gradient(size, z).isfinite().all()
         assert not gradient(size, torch.zeros_like(z)).any()
@@ -182,7 +211,12 @@ def test_float32_gradients_are_those_of_float64():
     x = torch.randn(5, 64)
     multiply = lambda v: cwy_multiply(v, x.to(v.dtype))
     for family, bound in (("gaussian", 1e-5), ("parallel", 5e-4), ("nearly parallel", 5e-4)):
-        for call, shape in ((cwy_matrix, (64, 64)), (cwy_matrix, (64, 20)), (tcwy_matrix, (64, 20)), (multiply, (64, 20))):
+        for call, shape in (
+            (cwy_matrix, (64, 64)),
+            (cwy_matrix, (64, 20)),
+            (tcwy_matrix, (64, 20)),
+            (multiply, (64, 20)),
+        ):
             v = vectors(family, *shape, torch.float32).requires_grad_()
             z = torch.randn_like(call(v))
             (g,) = torch.autograd.grad(call(v), v, z)

@@ -29,10 +29,17 @@ class Mix(nn.Module):
         self.adam = cwy.orthogonal(nn.Linear(6, 9), method="rgd-adam", betas=(0.8, 0.99))
 
     def forward(self, x):
-        return self.adam(self.moved(self.plain(self.mapped(self.kernel(x).amax(-1)).tanh()).tanh()).tanh())
+        return self.adam(
+            self.moved(self.plain(self.mapped(self.kernel(x).amax(-1)).tanh()).tanh()).tanh()
+        )
 
     def errors(self):
-        weights = [self.kernel.weight.flatten(1), self.mapped.weight, self.moved.weight, self.adam.weight]
+        weights = [
+            self.kernel.weight.flatten(1),
+            self.mapped.weight,
+            self.moved.weight,
+            self.adam.weight,
+        ]
         return [cwy.orthogonality_error(w) for w in weights]
 
 
@@ -53,20 +60,36 @@ def train(model, optimiser, steps, seed=0, schedule=None):
 
 def test_every_parameter_goes_where_its_method_says():
     model = Mix()
-    optimiser = for_model(model, lr=1e-3, orthogonal_lr=1e-2, optimizer=torch.optim.AdamW, weight_decay=0.1)
+    optimiser = for_model(
+        model, lr=1e-3, orthogonal_lr=1e-2, optimizer=torch.optim.AdamW, weight_decay=0.1
+    )
     assert isinstance(optimiser, Joint)
     assert [type(part) for part in optimiser.parts] == [torch.optim.AdamW, StiefelSGD, StiefelAdam]
     groups = [(g["name"], g["lr"], g["param_names"]) for g in optimiser.param_groups]
     assert groups == [
-        ("free", 1e-3, ["kernel.bias", "mapped.bias", "plain.weight", "plain.bias", "moved.bias", "adam.bias"]),
+        (
+            "free",
+            1e-3,
+            ["kernel.bias", "mapped.bias", "plain.weight", "plain.bias", "moved.bias", "adam.bias"],
+        ),
         ("orthogonal", 1e-2, ["mapped.parametrizations.weight.original"]),
         ("manifold", 1e-2, ["kernel.weight"]),
         ("manifold", 1e-2, ["moved.weight"]),
         ("manifold", 1e-2, ["adam.weight"]),
     ]
     kernel, moved, adam = optimiser.param_groups[2:]
-    assert (kernel["metric"], kernel["retraction"], kernel["kernel"], kernel["momentum"]) == ("euclidean", "qr", True, 0.0)
-    assert (moved["metric"], moved["retraction"], moved["kernel"], moved["momentum"]) == ("canonical", "cayley", False, 0.9)
+    assert (kernel["metric"], kernel["retraction"], kernel["kernel"], kernel["momentum"]) == (
+        "euclidean",
+        "qr",
+        True,
+        0.0,
+    )
+    assert (moved["metric"], moved["retraction"], moved["kernel"], moved["momentum"]) == (
+        "canonical",
+        "cayley",
+        False,
+        0.9,
+    )
     assert adam["betas"] == (0.8, 0.99)
     losses = train(model, optimiser, 200)
     assert losses[-1] < 0.9 * losses[0]
@@ -101,7 +124,9 @@ def test_a_joint_optimiser_stops_and_goes_on_bitwise():
     other = Mix()
     again = for_model(other, lr=0.5)
     following = torch.optim.lr_scheduler.CosineAnnealingLR(again, 20)
-    for thing, state in zip((other, again, following), torch.load(file, weights_only=True), strict=True):
+    for thing, state in zip(
+        (other, again, following), torch.load(file, weights_only=True), strict=True
+    ):
         thing.load_state_dict(state)
     copied = copy.deepcopy((model, optimiser))
     pickled = pickle.loads(pickle.dumps((model.state_dict(), optimiser)))[1]
@@ -121,7 +146,9 @@ def test_a_closure_and_a_gradient_scaler_drive_the_joint_optimiser():
     before = copy.deepcopy(model.state_dict())
     scaler.scale(1e35 * model(torch.ones(2, 3, 5)).square().sum()).backward()
     scaler.step(optimiser)
-    assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), before.values(), strict=True)), "inf: skipped"
+    assert all(
+        torch.equal(a, b) for a, b in zip(model.state_dict().values(), before.values(), strict=True)
+    ), "inf: skipped"
     calls = []
 
     def closure():
@@ -135,9 +162,12 @@ def test_a_closure_and_a_gradient_scaler_drive_the_joint_optimiser():
     assert calls == [True]
 
 
-@pytest.mark.parametrize(("method", "kind"), [("rgd-adam", torch.optim.AdamW), ("rgd-c-c", torch.optim.SGD)])
 @pytest.mark.parametrize(
-    "cycle", [partial(OneCycleLR, max_lr=0.1, total_steps=20), partial(CyclicLR, base_lr=0.01, max_lr=0.1)]
+    ("method", "kind"), [("rgd-adam", torch.optim.AdamW), ("rgd-c-c", torch.optim.SGD)]
+)
+@pytest.mark.parametrize(
+    "cycle",
+    [partial(OneCycleLR, max_lr=0.1, total_steps=20), partial(CyclicLR, base_lr=0.01, max_lr=0.1)],
 )
 def test_schedules_of_momentum_reach_every_part(method, kind, cycle):
     layer = cwy.orthogonal(nn.Linear(4, 4), method=method)
@@ -148,7 +178,9 @@ def test_schedules_of_momentum_reach_every_part(method, kind, cycle):
         layer(torch.randn(8, 4)).square().sum().backward()
         optimiser.step()
         schedule.step()
-        seen.append([g["betas"][0] if "betas" in g else g["momentum"] for g in optimiser.param_groups])
+        seen.append(
+            [g["betas"][0] if "betas" in g else g["momentum"] for g in optimiser.param_groups]
+        )
     assert all(free == moved for free, moved in seen)
     assert seen[0] > seen[1] > seen[2]
     assert cwy.orthogonality_error(layer.weight) <= 1e-6
@@ -172,7 +204,9 @@ def test_groups_can_be_added_to_a_joint_optimiser():
     assert not torch.equal(point, torch.eye(3))
     assert cwy.orthogonality_error(point) <= 1e-6
     optimiser.load_state_dict(optimiser.state_dict())
-    assert sum(len(part.param_groups) for part in optimiser.parts) == len(optimiser.param_groups) == 7
+    assert (
+        sum(len(part.param_groups) for part in optimiser.parts) == len(optimiser.param_groups) == 7
+    )
     alone = Joint([StiefelSGD([nn.Parameter(torch.eye(3))])])
     with pytest.raises(ValueError, match="no part is an optimiser of free parameters"):
         alone.add_param_group({"params": [nn.Parameter(torch.ones(3))]})
@@ -186,7 +220,12 @@ def test_the_mark_goes_where_the_module_goes(method):
     empty.to_empty(device="cpu").load_state_dict(layer.state_dict())
     assert list(layer.state_dict()) == ["weight"]
     assert "on_manifold" in repr(layer)
-    for moved in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer)), copy.deepcopy(layer).double(), empty):
+    for moved in (
+        copy.deepcopy(layer),
+        pickle.loads(pickle.dumps(layer)),
+        copy.deepcopy(layer).double(),
+        empty,
+    ):
         optimiser = for_model(nn.Sequential(moved), lr=0.1)
         before = moved.weight.detach().clone()
         moved(torch.ones(1, 3, 4, 4, dtype=before.dtype)).square().sum().backward()
@@ -218,7 +257,9 @@ def test_torchs_rnn_becomes_one_on_the_manifold():
     with pytest.raises(ValueError, match="not orthogonal"):
         OrthogonalRNN.from_torch(theirs, method="rgd-c-c")
     nn.init.orthogonal_(theirs.weight_hh_l0)
-    torch.testing.assert_close(OrthogonalRNN.from_torch(theirs, method="rgd-c-c")(x)[0], theirs(x)[0], atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        OrthogonalRNN.from_torch(theirs, method="rgd-c-c")(x)[0], theirs(x)[0], atol=1e-5, rtol=0
+    )
 
 
 def test_an_orthogonal_weight_is_kept_and_another_replaced():
@@ -230,7 +271,9 @@ def test_an_orthogonal_weight_is_kept_and_another_replaced():
     torch.testing.assert_close(layer.weight.detach(), before)
     other = cwy.orthogonal(nn.Linear(6, 6), method="rgd", init="identity")
     assert torch.equal(other.weight, torch.eye(6))
-    assert cwy.orthogonality_error(cwy.orthogonal(nn.Linear(6, 6), method="rgd-adam").weight) <= 1e-6
+    assert (
+        cwy.orthogonality_error(cwy.orthogonal(nn.Linear(6, 6), method="rgd-adam").weight) <= 1e-6
+    )
 
 
 def test_a_loaded_weight_off_the_manifold_is_refused_before_any_part_moves():
@@ -240,7 +283,9 @@ def test_a_loaded_weight_off_the_manifold_is_refused_before_any_part_moves():
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(ValueError, match=r"'moved.weight' \(6, 6\) is not on the manifold"):
         train(model, optimiser, 1)
-    assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), before.values(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(model.state_dict().values(), before.values(), strict=True)
+    )
 
 
 def off():
@@ -262,9 +307,21 @@ def test_a_marked_weight_off_the_manifold_is_refused_or_moved_back_as_asked():
     [
         (lambda: for_model(3), TypeError, ["for_model", "torch.nn.Module", "int"]),
         (lambda: for_model(nn.ReLU()), ValueError, ["ReLU", "no parameters"]),
-        (lambda: cwy.orthogonal(off(), method="rgd"), ValueError, ["lives on the manifold already", "cwy.bake"]),
-        (lambda: cwy.orthogonal(nn.Linear(3, 3), method="rgd-c-c", reflections=2), TypeError, ["'rgd-c-c'", "momentum"]),
-        (lambda: cwy.orthogonal(nn.Linear(3, 3), method="rgd-c-q"), ValueError, ["Did you mean 'rgd-c-qr'"]),
+        (
+            lambda: cwy.orthogonal(off(), method="rgd"),
+            ValueError,
+            ["lives on the manifold already", "cwy.bake"],
+        ),
+        (
+            lambda: cwy.orthogonal(nn.Linear(3, 3), method="rgd-c-c", reflections=2),
+            TypeError,
+            ["'rgd-c-c'", "momentum"],
+        ),
+        (
+            lambda: cwy.orthogonal(nn.Linear(3, 3), method="rgd-c-q"),
+            ValueError,
+            ["Did you mean 'rgd-c-qr'"],
+        ),
     ],
 )
 def test_errors(call, kind, words):
@@ -283,7 +340,9 @@ def test_errors(call, kind, words):
     ],
 )
 def test_an_optimizer_in_the_place_of_a_learning_rate_is_named(call):
-    with pytest.raises(TypeError, match=r"for_model: (orthogonal_)?lr must be a number.*AdamW.*optimizer=AdamW"):
+    with pytest.raises(
+        TypeError, match=r"for_model: (orthogonal_)?lr must be a number.*AdamW.*optimizer=AdamW"
+    ):
         call(nn.Linear(3, 3))
 
 
@@ -295,8 +354,13 @@ def test_constrained_parameters_decay_only_when_told():
     assert decays() == [("free", 0.01), ("orthogonal", 0.0)]
     assert decays(weight_decay=0.1) == [("free", 0.1), ("orthogonal", 0.0)]
     assert decays(orthogonal_weight_decay=0.2) == [("free", 0.01), ("orthogonal", 0.2)]
-    assert decays(orthogonal_weight_decay=0.2, hold_length=True) == [("free", 0.01), ("orthogonal", 0.0)]
-    with pytest.raises(ValueError, match=r"Rprop has no weight decay, but orthogonal_weight_decay is 0\.1"):
+    assert decays(orthogonal_weight_decay=0.2, hold_length=True) == [
+        ("free", 0.01),
+        ("orthogonal", 0.0),
+    ]
+    with pytest.raises(
+        ValueError, match=r"Rprop has no weight decay, but orthogonal_weight_decay is 0\.1"
+    ):
         for_model(Mix(), optimizer=torch.optim.Rprop, orthogonal_weight_decay=0.1)
     with pytest.raises(ValueError, match="orthogonal_weight_decay must be at least 0, got -1"):
         for_model(Mix(), orthogonal_weight_decay=-1)

@@ -10,7 +10,13 @@ import cwy
 from cwy.optim import for_model, hold_length
 
 # Which lengths a method has: the dimensions along which one vector lies, by the place of the free parameter.
-HELD = {"cwy": {0: (-2,)}, "tcwy": {0: (-2,)}, "hr": {0: (-2,)}, "urnn": {1: (-1,)}, "own": {0: (-2, -1)}}
+HELD = {
+    "cwy": {0: (-2,)},
+    "tcwy": {0: (-2,)},
+    "hr": {0: (-2,)},
+    "urnn": {1: (-1,)},
+    "own": {0: (-2, -1)},
+}
 
 
 class Layer(nn.Module):
@@ -53,7 +59,9 @@ def test_every_length_is_held_and_the_weight_is_what_the_optimizer_made(method, 
     before = {place: lengths(free[place], dims) for place, dims in held.items()}
     take_step(layer, optimizer)
     take_step(plain, torch.optim.AdamW(plain.parameters(), **options))
-    loose = {"atol": 2e-2, "rtol": 2e-2} if dtype == torch.bfloat16 else {"atol": 1e-5, "rtol": 1e-5}
+    loose = (
+        {"atol": 2e-2, "rtol": 2e-2} if dtype == torch.bfloat16 else {"atol": 1e-5, "rtol": 1e-5}
+    )
     torch.testing.assert_close(layer.weight, plain.weight, **loose)
     for place, dims in held.items():
         torch.testing.assert_close(lengths(free[place], dims), before[place], **loose)
@@ -102,7 +110,9 @@ def test_training_settles_under_any_decay(kind, lr):
 
         return build
 
-    assert largest_of_the_last_steps(by_hand(1.0, hold=False)) > 0.1, "the problem is one that decay spoils"
+    assert largest_of_the_last_steps(by_hand(1.0, hold=False)) > 0.1, (
+        "the problem is one that decay spoils"
+    )
     for decay in (1.0, 5.0):
         assert largest_of_the_last_steps(by_hand(decay, hold=True)) < 1e-4
     told = {"optimizer": kind, "orthogonal_weight_decay": 100.0, "hold_length": True}
@@ -125,7 +135,9 @@ def test_the_lengths_of_a_loaded_weight_are_held():
 @pytest.mark.gpu
 def test_in_a_cuda_graph_without_synchronization():
     layer = cwy.orthogonal(nn.Linear(8, 8, device="cuda"))
-    optimizer = for_model(layer, 0.1, optimizer=torch.optim.AdamW, capturable=True, weight_decay=1.0, hold_length=True)
+    optimizer = for_model(
+        layer, 0.1, optimizer=torch.optim.AdamW, capturable=True, weight_decay=1.0, hold_length=True
+    )
     v = layer.parametrizations.weight.original
     before = lengths(v, (-2,))
     stream = torch.cuda.Stream()

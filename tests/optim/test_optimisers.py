@@ -52,7 +52,10 @@ def points(dtype=torch.float64, kinds=KINDS):
 def make(rule, xs, kinds=KINDS, lr=0.1, **options):
     cls, given = RULES[rule]
     groups = [
-        {"params": [x for x, k in zip(xs, kinds, strict=True) if bool(KINDS[k][1]) == kernel], "kernel": kernel}
+        {
+            "params": [x for x, k in zip(xs, kinds, strict=True) if bool(KINDS[k][1]) == kernel],
+            "kernel": kernel,
+        }
         for kernel in (False, True)
     ]
     return cls([g for g in groups if g["params"]], lr=lr, **given, **options)
@@ -60,12 +63,19 @@ def make(rule, xs, kinds=KINDS, lr=0.1, **options):
 
 def targets(xs, seed=1):
     g = torch.Generator().manual_seed(seed)
-    return [torch.randn(x.shape, dtype=x.dtype if x.dtype.itemsize > 2 else torch.float32, generator=g).to(x.dtype) for x in xs]
+    return [
+        torch.randn(
+            x.shape, dtype=x.dtype if x.dtype.itemsize > 2 else torch.float32, generator=g
+        ).to(x.dtype)
+        for x in xs
+    ]
 
 
 def loss_of(xs, ts):
     """Smooth, not convex, and different for every entry."""
-    return sum(((x - t).abs().square() * (x + t).abs().square()).sum() for x, t in zip(xs, ts, strict=True))
+    return sum(
+        ((x - t).abs().square() * (x + t).abs().square()).sum() for x, t in zip(xs, ts, strict=True)
+    )
 
 
 def run(optimiser, xs, ts, steps):
@@ -117,14 +127,24 @@ def test_gradient_descent_is_the_papers(rule, dtype):
     for _ in range(5):
         x.grad = a @ x.detach()
         optimiser.step()
-        y = reference.step(y, a @ y, 0.3, **{"metric": "canonical", "retraction": "cayley", **given})
+        y = reference.step(
+            y, a @ y, 0.3, **{"metric": "canonical", "retraction": "cayley", **given}
+        )
     torch.testing.assert_close(x.detach(), y, atol=1e-10, rtol=0)
 
 
 def test_adam_is_that_of_li_and_others_with_an_exact_cayley_step():
-    x, a = nn.Parameter(cwy.init.haar(9, 4, dtype=torch.float64)), torch.randn(9, 9, dtype=torch.float64)
+    x, a = (
+        nn.Parameter(cwy.init.haar(9, 4, dtype=torch.float64)),
+        torch.randn(9, 9, dtype=torch.float64),
+    )
     optimiser = StiefelAdam([x], lr=0.3, betas=(0.8, 0.95), eps=1e-3)
-    y, m, v, eye = x.detach().clone(), torch.zeros(9, 4, dtype=torch.float64), 0.0, torch.eye(9, dtype=torch.float64)
+    y, m, v, eye = (
+        x.detach().clone(),
+        torch.zeros(9, 4, dtype=torch.float64),
+        0.0,
+        torch.eye(9, dtype=torch.float64),
+    )
     for k in range(1, 6):
         x.grad = a @ x.detach()
         optimiser.step()
@@ -144,14 +164,20 @@ SIZES = [1e-30, 1e-4, 1e-2, 1.0, 1e3, 1e12, 1e38]
 @pytest.mark.parametrize("rule", ["c-c", "e-c", "c-qr", "e-qr", "momentum", "adam"])
 def test_ten_thousand_float32_steps_end_on_the_manifold(rule):
     """Gaussian and rank-1 gradients, zero and along the point itself, tiny to huge; rates 1e-4 to 10."""
-    x, sizes = nn.Parameter(cwy.init.haar(8, 3, batch=(4, len(SIZES)))), torch.tensor(SIZES).reshape(-1, 1, 1)
+    x, sizes = (
+        nn.Parameter(cwy.init.haar(8, 3, batch=(4, len(SIZES)))),
+        torch.tensor(SIZES).reshape(-1, 1, 1),
+    )
     cls, given = RULES[rule]
     optimiser = cls([x], error_if_nonfinite=False, **given)
     gaussian = torch.randn(50, len(SIZES), 8, 3)
     rank_1 = torch.randn(50, len(SIZES), 8, 1) @ torch.randn(50, len(SIZES), 1, 3)
     for k in range(10_000):
         inside = x.detach()[3] * (k % 3)
-        x.grad = torch.stack([gaussian[k % 50], rank_1[k % 50], torch.zeros_like(inside), inside]) * sizes
+        x.grad = (
+            torch.stack([gaussian[k % 50], rank_1[k % 50], torch.zeros_like(inside), inside])
+            * sizes
+        )
         optimiser.param_groups[0]["lr"] = (1e-4, 1e-2, 1, 10)[k % 4]
         optimiser.step()
     assert cwy.orthogonality_error(x) <= 1e-5
@@ -174,7 +200,9 @@ def test_state_dict_round_trip_is_bitwise(rule, dtype):
     run(optimiser, xs, ts, 4)
     run(other, ys, ts, 4)
     assert all(torch.equal(x, y) for x, y in zip(xs, ys, strict=True))
-    assert len(optimiser.state) == (len(xs) if rule in ("momentum", "adam", "adam-c-qr") or dtype == torch.bfloat16 else 0)
+    assert len(optimiser.state) == (
+        len(xs) if rule in ("momentum", "adam", "adam-c-qr") or dtype == torch.bfloat16 else 0
+    )
 
 
 @every_rule
@@ -252,10 +280,18 @@ def test_a_closure_is_called_with_gradients_on_and_its_loss_returned(rule):
 def test_a_tensor_as_rate_and_schedulers(rule):
     xs = points()
     ts, twins = targets(xs), copy.deepcopy(xs)
-    optimiser, other = make(rule, xs, lr=1e-2), make(rule, twins, lr=torch.tensor(1e-2, dtype=torch.float64))
+    optimiser, other = (
+        make(rule, xs, lr=1e-2),
+        make(rule, twins, lr=torch.tensor(1e-2, dtype=torch.float64)),
+    )
     schedules = [
         torch.optim.lr_scheduler.SequentialLR(
-            o, [torch.optim.lr_scheduler.LinearLR(o, 0.1, 1, 2), torch.optim.lr_scheduler.CosineAnnealingLR(o, 4)], [2]
+            o,
+            [
+                torch.optim.lr_scheduler.LinearLR(o, 0.1, 1, 2),
+                torch.optim.lr_scheduler.CosineAnnealingLR(o, 4),
+            ],
+            [2],
         )
         for o in (optimiser, other)
     ]
@@ -301,7 +337,9 @@ def test_a_step_never_waits_for_the_device(rule, dtype, monkeypatch):
         monkeypatch.setattr(module, "readable", lambda p: False)
     xs = points(dtype)
     optimiser = make(rule, xs, lr=torch.tensor(1e-2), error_if_nonfinite=False)
-    optimiser.add_param_group({"params": [nn.Parameter(torch.ones(3, dtype=dtype))], "stiefel": False})
+    optimiser.add_param_group(
+        {"params": [nn.Parameter(torch.ones(3, dtype=dtype))], "stiefel": False}
+    )
     for _ in range(2):
         for group in optimiser.param_groups:
             for x, t in zip(group["params"], targets(group["params"]), strict=True):
@@ -353,7 +391,10 @@ def test_free_groups_are_torchs(dtype, momentum):
     """A manifold's optimiser takes free parameters too, and does with them what torch does."""
     free = lambda ps: [{"params": ps, "stiefel": False}]
     pairs = [
-        (lambda ps: StiefelSGD(free(ps), 0.1, momentum), lambda ps: torch.optim.SGD(ps, 0.1, momentum)),
+        (
+            lambda ps: StiefelSGD(free(ps), 0.1, momentum),
+            lambda ps: torch.optim.SGD(ps, 0.1, momentum),
+        ),
         (lambda ps: StiefelAdam(free(ps), 0.1), lambda ps: torch.optim.Adam(ps, 0.1)),
     ]
     for ours, theirs in pairs:
@@ -366,7 +407,11 @@ def test_free_groups_are_torchs(dtype, momentum):
             one.step()
             other.step()
         for x, y in zip(xs, ys, strict=True):
-            tight = {"atol": 1e-12, "rtol": 0} if dtype == torch.float64 else {"atol": 2e-6, "rtol": 1e-5}
+            tight = (
+                {"atol": 1e-12, "rtol": 0}
+                if dtype == torch.float64
+                else {"atol": 2e-6, "rtol": 1e-5}
+            )
             torch.testing.assert_close(x, y, **tight)
 
 
@@ -413,7 +458,10 @@ def nonfinite(value):
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_a_gradient_that_is_not_finite_raises_before_anything_moves(value):
     x, y = nonfinite(value)
-    with pytest.raises(RuntimeError, match=r"StiefelSGD: the gradient of parameter 'y' \(3, 2\) has NaN or infinite.*changed"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"StiefelSGD: the gradient of parameter 'y' \(3, 2\) has NaN or infinite.*changed",
+    ):
         StiefelSGD([("x", x), ("y", y)], lr=0.1).step()
     assert torch.equal(x, torch.eye(3, 2))
     x, y = nonfinite(value)
@@ -427,7 +475,8 @@ def test_a_point_off_the_manifold_is_refused_or_moved_to_it_as_asked():
     x = nn.Parameter(torch.randn(4, 6, 2, dtype=torch.float64))
     before = x.detach().clone()
     with pytest.raises(
-        ValueError, match=r"parameter 0 of its group, \(4, 6, 2\).*not on the manifold.*project=True.*'stiefel': False"
+        ValueError,
+        match=r"parameter 0 of its group, \(4, 6, 2\).*not on the manifold.*project=True.*'stiefel': False",
     ):
         StiefelSGD([x])
     assert torch.equal(x, before)
@@ -451,9 +500,14 @@ def test_what_is_written_off_the_manifold_is_refused_or_moved_back_as_asked(rule
     before = [x.detach().clone() for x in xs]
     with torch.no_grad():
         xs[-1].mul_(3)
-    with pytest.raises(ValueError, match=r"parameter 0 of its group, \(8, 3, 2, 2\) is not on the manifold.*project=True"):
+    with pytest.raises(
+        ValueError,
+        match=r"parameter 0 of its group, \(8, 3, 2, 2\) is not on the manifold.*project=True",
+    ):
         run(optimiser, xs, ts, 1)
-    assert all(torch.equal(x, y) for x, y in zip(xs[:-1], before[:-1], strict=True)), "nothing has moved"
+    assert all(torch.equal(x, y) for x, y in zip(xs[:-1], before[:-1], strict=True)), (
+        "nothing has moved"
+    )
     for group in optimiser.param_groups:
         group |= {"project": True, "lr": 0.0}
     with torch.no_grad():

@@ -49,7 +49,9 @@ TALL = [(96, 60, 60), (96, 24, 24), (96, 6, 6), (96, 1, 1), (24, 96, 24)]
 
 
 @pytest.mark.parametrize(("rows", "columns", "reflections"), SQUARE + TALL)
-@pytest.mark.parametrize("init", ["random", "haar", "identity", "henaff", "helfrich", "a matrix", "assigned"])
+@pytest.mark.parametrize(
+    "init", ["random", "haar", "identity", "henaff", "helfrich", "a matrix", "assigned"]
+)
 def test_a_step_moves_the_weight_as_far_as_a_free_one(rows, columns, reflections, init):
     square = rows == columns
     if init in ("henaff", "helfrich") and not square:
@@ -105,7 +107,9 @@ def test_a_number_and_the_old_lengths(shape):
     torch.manual_seed(1)
     raw = cwy.orthogonal(Layer(*shape), init="random", length="raw")
     torch.manual_seed(1)
-    assert torch.equal(raw.parametrizations.weight.original, torch.randn(shape, dtype=torch.float64))
+    assert torch.equal(
+        raw.parametrizations.weight.original, torch.randn(shape, dtype=torch.float64)
+    )
 
 
 def trained(layer):

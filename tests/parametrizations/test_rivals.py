@@ -42,7 +42,16 @@ def urnn(chart, phase, v):
     k = torch.arange(n, dtype=REAL)
     f = torch.exp(-2j * math.pi * torch.outer(k, k) / n) / n**0.5
     d1, d2, d3 = map(diagonal, phase)
-    return d3 @ reflection(v[1]) @ f.mH @ d2 @ eye(n, COMPLEX)[chart.permutation] @ reflection(v[0]) @ f @ d1
+    return (
+        d3
+        @ reflection(v[1])
+        @ f.mH
+        @ d2
+        @ eye(n, COMPLEX)[chart.permutation]
+        @ reflection(v[0])
+        @ f
+        @ d1
+    )
 
 
 def eurnn(chart, theta, phi, phase):
@@ -86,7 +95,9 @@ DEFINITIONS = {
 def draw(chart):
     """Free parameters around the method's own start, as a tuple."""
     free = chart.sample()
-    return tuple(p + 0.3 * torch.randn_like(p) for p in (free if isinstance(free, tuple) else (free,)))
+    return tuple(
+        p + 0.3 * torch.randn_like(p) for p in (free if isinstance(free, tuple) else (free,))
+    )
 
 
 @pytest.mark.parametrize("name", DEFINITIONS)
@@ -97,7 +108,11 @@ def test_is_its_definition(name):
     torch.testing.assert_close(chart(*free), definition(chart, *free), atol=1e-10, rtol=0)
 
 
-@pytest.mark.parametrize("chart", [URNN(7, batch=(2,), dtype=COMPLEX), EURNN(7, layers=4, batch=(2,), dtype=COMPLEX)], ids=repr)
+@pytest.mark.parametrize(
+    "chart",
+    [URNN(7, batch=(2,), dtype=COMPLEX), EURNN(7, layers=4, batch=(2,), dtype=COMPLEX)],
+    ids=repr,
+)
 def test_unitary_products_and_their_adjoints(chart):
     free, x = draw(chart), torch.randn(2, 3, 5, 7, dtype=COMPLEX)
     y = chart.multiply(*free, x)
@@ -109,7 +124,9 @@ def test_unitary_products_never_form_the_matrix():
     # 2^15 x 2^15 complex64 would take 8 GiB.
     x = torch.randn(2, 2**15, dtype=torch.complex64)
     for chart in (URNN(2**15), EURNN(2**15, layers=4)):
-        torch.testing.assert_close(chart.multiply(*chart.sample(), x).norm(dim=-1), x.norm(dim=-1), rtol=1e-5, atol=0)
+        torch.testing.assert_close(
+            chart.multiply(*chart.sample(), x).norm(dim=-1), x.norm(dim=-1), rtol=1e-5, atol=0
+        )
 
 
 @pytest.mark.parametrize("size", [0, 1e-42])
@@ -124,7 +141,9 @@ def test_urnn_has_finite_gradients_of_zero_and_denormal_vectors(size):
 def fit(chart, target, steps=400):
     """How near LBFGS, a gradient descent, brings the map to a matrix."""
     free = [p.requires_grad_() for p in chart.sample()]
-    optimiser = torch.optim.LBFGS(free, max_iter=steps, history_size=50, line_search_fn="strong_wolfe", tolerance_change=1e-16)
+    optimiser = torch.optim.LBFGS(
+        free, max_iter=steps, history_size=50, line_search_fn="strong_wolfe", tolerance_change=1e-16
+    )
 
     def loss():
         optimiser.zero_grad()
@@ -138,14 +157,19 @@ def fit(chart, target, steps=400):
 
 def test_eurnn_reaches_every_unitary_and_urnn_does_not():
     target = cwy.init.haar(8, dtype=COMPLEX)
-    assert sum(p.numel() for p in EURNN(8).sample()) == 8**2, "as many angles as U(N) has dimensions"
+    assert sum(p.numel() for p in EURNN(8).sample()) == 8**2, (
+        "as many angles as U(N) has dimensions"
+    )
     assert fit(EURNN(8, dtype=COMPLEX), target) < 1e-4
     assert min(fit(URNN(8, dtype=COMPLEX), target) for _ in range(4)) > 1e-2
     assert min(fit(EURNN(8, layers=6, dtype=COMPLEX), target) for _ in range(2)) > 1e-2
 
 
 def test_dtriv_moves_its_base_and_nothing_else():
-    model = nn.Sequential(*(cwy.orthogonal(nn.Linear(6, 6, dtype=REAL), method="dtriv") for _ in range(2)), nn.Linear(6, 6))
+    model = nn.Sequential(
+        *(cwy.orthogonal(nn.Linear(6, 6, dtype=REAL), method="dtriv") for _ in range(2)),
+        nn.Linear(6, 6),
+    )
     free = [layer.parametrizations.weight.original for layer in model[:2]]
     with torch.no_grad():
         for x in free:
@@ -284,7 +308,9 @@ ROTATIONS = {
     "equal angles": lambda: planes(1.3, 1.3, 1.3, -1.3),
     "nearly equal angles": lambda: planes(1, 1 + 1e-6, 1 + 1e-9, 1 + 1e-13, -1),
     "half turns": lambda: planes(PI, PI, PI, 0, 0),
-    "nearly half turns": lambda: planes(PI, PI - 1e-15, PI - 1e-12, PI - 1e-10, PI - 1e-7, PI - 1e-3),
+    "nearly half turns": lambda: planes(
+        PI, PI - 1e-15, PI - 1e-12, PI - 1e-10, PI - 1e-7, PI - 1e-3
+    ),
     "up to half a turn": lambda: planes(*torch.linspace(0, PI, 16).tolist()),
     "Haar": lambda: haar(190, 1),
     "identity + 1e-4": lambda: near(1e-4),
@@ -334,16 +360,32 @@ def linear(method, n=4, m=4, **options):
 
 
 ERRORS = [
-    (lambda: EXPRNN(3).right_inverse(torch.eye(3).flip(0)), ValueError, ["determinant is -1", "Flip the sign", "'cwy'"]),
+    (
+        lambda: EXPRNN(3).right_inverse(torch.eye(3).flip(0)),
+        ValueError,
+        ["determinant is -1", "Flip the sign", "'cwy'"],
+    ),
     (lambda: OWN(4, 2).right_inverse(torch.eye(4, 2)), ValueError, ["zero mean", "0.5", "'tcwy'"]),
     (lambda: linear("own", 6, 3, init="identity"), ValueError, ["zero mean"]),
-    (lambda: linear("urnn"), ValueError, ["'urnn' serves complex weights", "torch.float32", "'cwy'"]),
+    (
+        lambda: linear("urnn"),
+        ValueError,
+        ["'urnn' serves complex weights", "torch.float32", "'cwy'"],
+    ),
     (lambda: linear("own"), ValueError, ["'own' serves tall weights", "4 x 4"]),
     (lambda: linear("scornn", negatives=5), ValueError, ["negatives", "between 0 and 4", "got 5"]),
     (lambda: linear("exprnn", reflections=2), TypeError, ["no option 'reflections'", "no options"]),
     (lambda: complex_layer("eurnn", layers=5), ValueError, ["layers", "between 1 and 4", "got 5"]),
-    (lambda: complex_layer("eurnn", init="henaff"), ValueError, ["no inverse", "init must be 'random'", "'hr'"]),
-    (lambda: complex_layer("urnn", init="identity"), ValueError, ["subset of U(N)", "no matrix can be assigned", "'cwy'"]),
+    (
+        lambda: complex_layer("eurnn", init="henaff"),
+        ValueError,
+        ["no inverse", "init must be 'random'", "'hr'"],
+    ),
+    (
+        lambda: complex_layer("urnn", init="identity"),
+        ValueError,
+        ["subset of U(N)", "no matrix can be assigned", "'cwy'"],
+    ),
     (lambda: complex_layer("scornn"), ValueError, ["'scornn' serves real weights", "complex64"]),
     (lambda: EXPRNN(4, dtype=torch.complex64), TypeError, ["real dtype", "complex64"]),
     (lambda: OWN(4, 2, dtype=torch.complex64), TypeError, ["real dtype", "complex64"]),
@@ -363,7 +405,11 @@ def test_errors(call, kind, words):
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("make", [EXPRNN, DTRIV, SCORNN, lambda n: OWN(n, n // 2)], ids=["exprnn", "dtriv", "scornn", "own"])
+@pytest.mark.parametrize(
+    "make",
+    [EXPRNN, DTRIV, SCORNN, lambda n: OWN(n, n // 2)],
+    ids=["exprnn", "dtriv", "scornn", "own"],
+)
 def test_flags_change_nothing(make, compiled, device):
     chart = make(96).to(device)
     x = torch.randn_like(chart.sample()) / 10
@@ -378,7 +424,9 @@ def test_flags_change_nothing(make, compiled, device):
     torch.set_float32_matmul_precision("medium")
     try:
         with torch.autocast(device, dtype=torch.bfloat16):
-            ours = gradient(torch.compile(chart, fullgraph=True, backend="aot_eager") if compiled else chart, x)
+            ours = gradient(
+                torch.compile(chart, fullgraph=True, backend="aot_eager") if compiled else chart, x
+            )
     finally:
         torch.set_float32_matmul_precision("highest")
     assert cwy.orthogonality_error(ours[0]) <= 5e-6
@@ -387,11 +435,15 @@ def test_flags_change_nothing(make, compiled, device):
         assert (a - b).norm() <= 1e-5 * b.norm()
 
 
-@pytest.mark.parametrize("op", [torch.ops.cwy.matrix_exp, torch.ops.cwy.cayley, torch.ops.cwy.matrix_exp_slope])
+@pytest.mark.parametrize(
+    "op", [torch.ops.cwy.matrix_exp, torch.ops.cwy.cayley, torch.ops.cwy.matrix_exp_slope]
+)
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_the_ops_are_well_registered(op, device):
     count = 2 if op is torch.ops.cwy.matrix_exp_slope else 1
-    args = tuple(torch.randn(2, 4, 4, dtype=REAL, device=device, requires_grad=True) for _ in range(count))
+    args = tuple(
+        torch.randn(2, 4, 4, dtype=REAL, device=device, requires_grad=True) for _ in range(count)
+    )
     torch.library.opcheck(op.default, args)
     assert torch.autograd.gradcheck(op, args, check_forward_ad=True)
     assert torch.autograd.gradgradcheck(op, args, check_fwd_over_rev=True)
@@ -405,4 +457,6 @@ def test_transforms_and_higher_derivatives(name):
     assert torch.autograd.gradcheck(chart, free, check_forward_ad=True)
     assert torch.autograd.gradgradcheck(chart, free, check_fwd_over_rev=True)
     pair = tuple(torch.stack([p, p.flip(-1)]).detach() for p in free)
-    torch.testing.assert_close(torch.vmap(chart)(*pair)[1], chart(*(p[1] for p in pair)), atol=1e-12, rtol=0)
+    torch.testing.assert_close(
+        torch.vmap(chart)(*pair)[1], chart(*(p[1] for p in pair)), atol=1e-12, rtol=0
+    )

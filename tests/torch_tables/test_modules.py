@@ -22,8 +22,18 @@ def draw(dtype, *shape):
 
 def plain_rnn(module, parameters, x, *states):
     """Run torch's RNN with the weights of ours."""
-    options = {"nonlinearity": module.nonlinearity, "num_layers": module.num_layers, "bidirectional": module.bidirectional}
-    rnn = nn.RNN(module.input_size, module.hidden_size, batch_first=module.batch_first, dtype=x.dtype, **options)
+    options = {
+        "nonlinearity": module.nonlinearity,
+        "num_layers": module.num_layers,
+        "bidirectional": module.bidirectional,
+    }
+    rnn = nn.RNN(
+        module.input_size,
+        module.hidden_size,
+        batch_first=module.batch_first,
+        dtype=x.dtype,
+        **options,
+    )
     with torch.no_grad():
         for name, parameter in rnn.named_parameters():
             # Ours has one bias per layer.
@@ -39,17 +49,28 @@ def rnn_inputs(info, device, dtype, requires_grad, training, **_):
     x = draw(dtype, 5, 2, 3)
     return [
         ModuleInput(given(3, 4), given(x), reference_fn=plain_rnn),
-        ModuleInput(given(3, 4, nonlinearity="relu", batch_first=True), given(x, draw(dtype, 1, 5, 4)), reference_fn=plain_rnn),
-        ModuleInput(given(3, 5, num_layers=2, bidirectional=True), given(x), reference_fn=plain_rnn),
+        ModuleInput(
+            given(3, 4, nonlinearity="relu", batch_first=True),
+            given(x, draw(dtype, 1, 5, 4)),
+            reference_fn=plain_rnn,
+        ),
+        ModuleInput(
+            given(3, 5, num_layers=2, bidirectional=True), given(x), reference_fn=plain_rnn
+        ),
         ModuleInput(given(3, 4, nonlinearity="modrelu", reflections=2), given(x)),
-        ModuleInput(given(3, 4, nonlinearity="abs", bias=False, memory="checkpoint"), given(x[:, 0].detach())),
+        ModuleInput(
+            given(3, 4, nonlinearity="abs", bias=False, memory="checkpoint"),
+            given(x[:, 0].detach()),
+        ),
     ]
 
 
 def cell_inputs(info, device, dtype, requires_grad, training, **_):
     return [
         ModuleInput(given(3, 4), given(draw(dtype, 2, 3), draw(dtype, 2, 4))),
-        ModuleInput(given(3, 4, nonlinearity="relu", bias=False), given(draw(dtype, 3), draw(dtype, 4))),
+        ModuleInput(
+            given(3, 4, nonlinearity="relu", bias=False), given(draw(dtype, 3), draw(dtype, 4))
+        ),
     ]
 
 
@@ -102,7 +123,9 @@ def test_forward_is_the_references_and_changes_nothing(info):
         before = [x.detach().clone() for x in one.forward_input.args]
         result = call(module, one)
         torch.testing.assert_close(tensors(call(module, one)), tensors(result), rtol=0, atol=0)
-        torch.testing.assert_close([x.detach() for x in one.forward_input.args], before, rtol=0, atol=0)
+        torch.testing.assert_close(
+            [x.detach() for x in one.forward_input.args], before, rtol=0, atol=0
+        )
         torch.testing.assert_close(module.state_dict(), state, rtol=0, atol=0)
         assert info.module_cls.__name__ in repr(module)
         if one.reference_fn is not None:
@@ -116,14 +139,18 @@ def test_inputs_of_any_strides(info):
     for one in inputs(info):
         module = build(info, one)
         outputs = tensors(call(module, one))
-        strided = [torch.stack([x.detach(), x.detach()], dim=-1)[..., 0] for x in one.forward_input.args]
+        strided = [
+            torch.stack([x.detach(), x.detach()], dim=-1)[..., 0] for x in one.forward_input.args
+        ]
         assert not any(x.is_contiguous() for x in strided if x.numel() > 1)
         others = tensors(module(*(x.requires_grad_() for x in strided)))
         torch.testing.assert_close(others, outputs)
         slopes = [torch.randn_like(out) for out in outputs]
         grads = torch.autograd.grad(outputs, list(module.parameters()), slopes)
         slopes = [torch.stack([slope, slope], dim=-1)[..., 0] for slope in slopes]
-        torch.testing.assert_close(torch.autograd.grad(others, list(module.parameters()), slopes), grads)
+        torch.testing.assert_close(
+            torch.autograd.grad(others, list(module.parameters()), slopes), grads
+        )
 
 
 @every_module
@@ -134,7 +161,13 @@ def test_gradients_of_inputs_and_parameters(info):
         size = len(one.forward_input.args)
 
         def compute(*values, module=module, names=names, size=size):
-            return tuple(tensors(functional_call(module, dict(zip(names, values[size:], strict=True)), values[:size])))
+            return tuple(
+                tensors(
+                    functional_call(
+                        module, dict(zip(names, values[size:], strict=True)), values[:size]
+                    )
+                )
+            )
 
         assert gradcheck(compute, (*one.forward_input.args, *module.parameters()), fast_mode=True)
 
@@ -158,7 +191,9 @@ def test_precision_copies_and_state_dicts(info):
 def test_device_and_dtype_of_construction(info):
     for one in inputs(info):
         arguments = one.constructor_input
-        module = info.module_cls(*arguments.args, **arguments.kwargs, device="meta", dtype=torch.float64)
+        module = info.module_cls(
+            *arguments.args, **arguments.kwargs, device="meta", dtype=torch.float64
+        )
         for name, tensor in module.state_dict().items():
             assert tensor.is_meta, name
             assert tensor.dtype == torch.float64, name

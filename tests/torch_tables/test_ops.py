@@ -39,20 +39,36 @@ def products(info, device, dtype, requires_grad, **_):
 
 def recurrences(info, device, dtype, requires_grad, **_):
     for n, nonlinearity in ((1, "tanh"), (4, "relu"), (3, "modrelu"), (3, "identity")):
-        states = (draw(dtype, requires_grad, 2, n), cwy.init.haar(n, dtype=dtype).requires_grad_(requires_grad))
-        yield SampleInput(draw(dtype, requires_grad, 4, 2, n), args=(*states, draw(dtype, requires_grad, n), nonlinearity))
+        states = (
+            draw(dtype, requires_grad, 2, n),
+            cwy.init.haar(n, dtype=dtype).requires_grad_(requires_grad),
+        )
+        yield SampleInput(
+            draw(dtype, requires_grad, 4, 2, n),
+            args=(*states, draw(dtype, requires_grad, n), nonlinearity),
+        )
 
 
 def image_recurrences(info, device, dtype, requires_grad, **_):
     kernel = cwy.init.haar(18, 2, dtype=dtype).mT.reshape(2, 2, 3, 3)
     states = (draw(dtype, requires_grad, 2, 2, 3, 4), kernel.requires_grad_(requires_grad))
-    yield SampleInput(draw(dtype, requires_grad, 3, 2, 2, 3, 4), args=(*states, draw(dtype, requires_grad, 2), "tanh"))
+    yield SampleInput(
+        draw(dtype, requires_grad, 3, 2, 2, 3, 4),
+        args=(*states, draw(dtype, requires_grad, 2), "tanh"),
+    )
 
 
 def describe(op, samples, dtypes=FIELDS, **options):
     name = op.__name__
-    settings = {"supports_out": False, "supports_forward_ad": True, "supports_fwgrad_bwgrad": True, **options}
-    return core.OpInfo(name, op=op, dtypes=core._dispatch_dtypes(dtypes), sample_inputs_func=samples, **settings)
+    settings = {
+        "supports_out": False,
+        "supports_forward_ad": True,
+        "supports_fwgrad_bwgrad": True,
+        **options,
+    }
+    return core.OpInfo(
+        name, op=op, dtypes=core._dispatch_dtypes(dtypes), sample_inputs_func=samples, **settings
+    )
 
 
 REAL = (torch.float64,)
@@ -64,7 +80,9 @@ TABLE = [
     describe(ops.rollout, recurrences, REAL),
     describe(ops.conv_rollout, image_recurrences, REAL),
 ]
-CASES = [pytest.param(info, dtype, id=f"{info.name}-{dtype}") for info in TABLE for dtype in info.dtypes]
+CASES = [
+    pytest.param(info, dtype, id=f"{info.name}-{dtype}") for info in TABLE for dtype in info.dtypes
+]
 every_op = pytest.mark.parametrize(("info", "dtype"), CASES)
 
 
@@ -109,7 +127,9 @@ def test_strides_conjugate_and_negative_views(info, dtype):
         views = [tensors(sample.noncontiguous())]
         views.append([torch._neg_view(-x.detach()).requires_grad_() for x in tensors(sample)])
         if dtype.is_complex:
-            views.append([x.detach().conj().resolve_conj().conj().requires_grad_() for x in tensors(sample)])
+            views.append(
+                [x.detach().conj().resolve_conj().conj().requires_grad_() for x in tensors(sample)]
+            )
         for inputs in views:
             result = call(*inputs)
             torch.testing.assert_close(result, expected)
@@ -123,7 +143,9 @@ def test_vmap_is_a_loop(info, dtype):
         many = [torch.stack([x, x.flip(0)]) for x in tensors(sample)]
         together = vmap(call)(*many)
         apart = [call(*(x[i] for x in many)) for i in range(2)]
-        torch.testing.assert_close(together, tuple(torch.stack(parts) for parts in zip(*apart, strict=True)))
+        torch.testing.assert_close(
+            together, tuple(torch.stack(parts) for parts in zip(*apart, strict=True))
+        )
 
 
 @every_op
@@ -133,4 +155,6 @@ def test_meta_tensors_have_the_results_shape(info, dtype):
         move = lambda x: x.to("meta") if isinstance(x, torch.Tensor) else x
         meta = sample.transform(move)
         found = function(info, meta)(*tensors(meta))
-        assert [(x.shape, x.dtype, x.device.type) for x in found] == [(x.shape, x.dtype, "meta") for x in expected]
+        assert [(x.shape, x.dtype, x.device.type) for x in found] == [
+            (x.shape, x.dtype, "meta") for x in expected
+        ]

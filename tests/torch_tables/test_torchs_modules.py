@@ -68,6 +68,8 @@ def test_a_constrained_module_computes_what_a_plain_one_does(info):
         evaluated = tensors(call(module.eval(), one))
 
         cwy.bake(module)
-        assert not any(isinstance(part, cwy.parametrizations.OrthogonalMap) for part in module.modules())
+        assert not any(
+            isinstance(part, cwy.parametrizations.OrthogonalMap) for part in module.modules()
+        )
         torch.testing.assert_close(tensors(call(module, one)), evaluated)
         torch.testing.assert_close(tensors(call(module.train(), one)), constrained)

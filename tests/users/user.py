@@ -28,7 +28,9 @@ assert_type(cwy.orthogonality_error(torch.eye(6)), float)
 rnn = cwy.nn.OrthogonalRNN(3, 8, nonlinearity="tanh", batch_first=True)
 model = cwy.bake(nn.Sequential(layer, nn.Tanh()))
 assert_type(model, nn.Sequential)
-optimizer = cwy.optim.for_model(rnn, lr=1e-3, orthogonal_lr=1e-2, optimizer=torch.optim.AdamW, weight_decay=0.1)
+optimizer = cwy.optim.for_model(
+    rnn, lr=1e-3, orthogonal_lr=1e-2, optimizer=torch.optim.AdamW, weight_decay=0.1
+)
 assert_type(optimizer, torch.optim.Optimizer)
 manifold = cwy.optim.StiefelAdam([nn.Parameter(torch.eye(4))], lr=0.1)
 manifold.step()

@@ -19,11 +19,20 @@ EXTRAS = ("safetensors", "filelock")
 
 
 def demo(
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the report, made if need be.")] = Path("demo"),
-    methods: Annotated[str, typer.Option(metavar="NAMES", help="Which networks take part.")] = "cwy,exprnn,lstm",
-    seed: Annotated[int, typer.Option(metavar="INT", min=0, max=2**32 - 1, help="Draws weights and data.")] = 0,
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", help="Folder for the report, made if need be.")
+    ] = Path("demo"),
+    methods: Annotated[
+        str, typer.Option(metavar="NAMES", help="Which networks take part.")
+    ] = "cwy,exprnn,lstm",
+    seed: Annotated[
+        int, typer.Option(metavar="INT", min=0, max=2**32 - 1, help="Draws weights and data.")
+    ] = 0,
     iterations: Annotated[
-        int | None, typer.Option(metavar="INT", min=1, help="Training steps of each.", show_default="the recipe's, 200")
+        int | None,
+        typer.Option(
+            metavar="INT", min=1, help="Training steps of each.", show_default="the recipe's, 200"
+        ),
     ] = None,
 ) -> None:
     """A minute of the Copying task: who remembers ten symbols? A table, a picture, a sentence."""
@@ -93,30 +102,52 @@ def train(
     ],
     every_task: Annotated[
         bool,
-        typer.Option("--list", callback=_list_tasks, is_eager=True, help="Show tasks, recipes and methods."),
+        typer.Option(
+            "--list", callback=_list_tasks, is_eager=True, help="Show tasks, recipes and methods."
+        ),
     ] = False,
     method: Annotated[
         str | None,
         typer.Option(
-            metavar="NAMES", help="Methods, as in 'cwy,exprnn,lstm'.", show_default="the recipe's own, or the task's first"
+            metavar="NAMES",
+            help="Methods, as in 'cwy,exprnn,lstm'.",
+            show_default="the recipe's own, or the task's first",
         ),
     ] = None,
     setting: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Changes a setting of the recipe; may be repeated.")
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Changes a setting of the recipe; may be repeated."
+        ),
     ] = None,
-    seed: Annotated[int, typer.Option(metavar="INT", min=0, max=2**32 - 1, help="Draws weights and data.")] = 0,
+    seed: Annotated[
+        int, typer.Option(metavar="INT", min=0, max=2**32 - 1, help="Draws weights and data.")
+    ] = 0,
     seeds: Annotated[
-        int | None, typer.Option(metavar="K", min=1, help="K runs of each method, from --seed on.", show_default=False)
+        int | None,
+        typer.Option(
+            metavar="K", min=1, help="K runs of each method, from --seed on.", show_default=False
+        ),
     ] = None,
     device: Annotated[str, typer.Option(metavar="NAME", help="cpu, cuda, cuda:1, …")] = "cpu",
     precision: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="float32, float64, or bfloat16 (autocast).", show_default="the task's"),
+        typer.Option(
+            metavar="NAME",
+            help="float32, float64, or bfloat16 (autocast).",
+            show_default="the task's",
+        ),
     ] = None,
-    compile: Annotated[bool, typer.Option("--compile", help="Compile the model with torch.compile.")] = False,
+    compile: Annotated[
+        bool, typer.Option("--compile", help="Compile the model with torch.compile.")
+    ] = False,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="The run's folder; of a sweep, the folder of its runs.", show_default="runs/TASK/…"),
+        typer.Option(
+            metavar="DIR",
+            help="The run's folder; of a sweep, the folder of its runs.",
+            show_default="runs/TASK/…",
+        ),
     ] = None,
 ) -> None:
     """Trains a task of the paper and writes a run folder.
@@ -133,16 +164,23 @@ def train(
     that is not known), 2 an option is unknown or lacks its value, 3 diverged,
     129, 130 or 143 stopped and saved.
     """
-    given = [None] if method is None else [name.strip() for name in method.split(",") if name.strip()]
+    given = (
+        [None] if method is None else [name.strip() for name in method.split(",") if name.strip()]
+    )
     names = list(dict.fromkeys(given))
     every = range(seed, seed + (seeds or 1))
-    _run(lambda engine, *by: engine.train(task, names, every, setting or [], device, precision, compile, out, *by))
+    _run(
+        lambda engine, *by: engine.train(
+            task, names, every, setting or [], device, precision, compile, out, *by
+        )
+    )
 
 
 def resume(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder.")],
     device: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Go on elsewhere than it began.", show_default=False)
+        str | None,
+        typer.Option(metavar="NAME", help="Go on elsewhere than it began.", show_default=False),
     ] = None,
 ) -> None:
     """Goes on with a run from its last checkpoint, as if it had never stopped; a finished run is left as it is.
@@ -156,15 +194,26 @@ def translate(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run of nmt.")],
     text: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[TEXT]", help="Sentences; without any, lines from stdin.", show_default=False),
+        typer.Argument(
+            metavar="[TEXT]", help="Sentences; without any, lines from stdin.", show_default=False
+        ),
     ] = None,
-    beams: Annotated[int, typer.Option(metavar="K", min=1, help="Sentences followed at once; 1 is greedy.")] = 1,
+    beams: Annotated[
+        int, typer.Option(metavar="K", min=1, help="Sentences followed at once; 1 is greedy.")
+    ] = 1,
     attention: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Draws the attention of one sentence: .png, .svg, .pdf.", show_default=False),
+        typer.Option(
+            metavar="FILE",
+            help="Draws the attention of one sentence: .png, .svg, .pdf.",
+            show_default=False,
+        ),
     ] = None,
     held_out: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="The run's first N held-out pairs instead.", show_default=False)
+        int | None,
+        typer.Option(
+            metavar="N", min=1, help="The run's first N held-out pairs instead.", show_default=False
+        ),
     ] = None,
     device: Annotated[str, typer.Option(metavar="NAME", help="cpu, cuda, cuda:1, …")] = "cpu",
 ) -> None:
@@ -182,7 +231,9 @@ def translate(
         translate(run, text, beams, attention, held_out, device, say)
 
 
-def runs(folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="Where to look.")] = Path("runs")) -> None:
+def runs(
+    folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="Where to look.")] = Path("runs"),
+) -> None:
     """A table of the runs below a folder."""
     from rich.console import Console
 
@@ -197,10 +248,16 @@ def runs(folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="Where to 
 
 def report(
     folders: Annotated[
-        list[Path], typer.Argument(metavar="DIR...", help="Run folders, or folders of them.", show_default=False)
+        list[Path],
+        typer.Argument(
+            metavar="DIR...", help="Run folders, or folders of them.", show_default=False
+        ),
     ],
     out: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Where to write, made if need be.", show_default="the first DIR")
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="Where to write, made if need be.", show_default="the first DIR"
+        ),
     ] = None,
 ) -> None:
     """Draws runs into one page, report.html, with each figure beside it as PNG and SVG.
@@ -234,7 +291,8 @@ def data_list() -> None:
 
 def data_check(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="One data set; all by default.", show_default=False)
+        str | None,
+        typer.Argument(metavar="[NAME]", help="One data set; all by default.", show_default=False),
     ] = None,
 ) -> None:
     """Compares every file with its hash, and ends with a summary.
@@ -251,7 +309,9 @@ def data_check(
     sys.exit(0 if whole else 1)
 
 
-def data_fetch(name: Annotated[str, typer.Argument(metavar="NAME", help="A data set of `cwy data list`.")]) -> None:
+def data_fetch(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A data set of `cwy data list`.")],
+) -> None:
     """Downloads what is missing of a data set; goes on where an earlier attempt stopped.
 
     The exit status is 1 if the set is not complete afterwards.
@@ -266,7 +326,9 @@ def data_fetch(name: Annotated[str, typer.Argument(metavar="NAME", help="A data 
     sys.exit(0 if complete else 1)
 
 
-def data_decode(name: Annotated[str, typer.Argument(metavar="NAME", help="kth or weizmann.")]) -> None:
+def data_decode(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="kth or weizmann.")],
+) -> None:
     """Decodes the videos of a data set into the frames that tasks train from; what is decoded already is left."""
     from rich.console import Console
 
@@ -302,7 +364,9 @@ def _need_experiments(*also: str) -> None:
     """Ends the command before it has done anything where a package of the experiments is missing."""
     missing = [name for name in (*EXTRAS, *also) if find_spec(name) is None]
     if missing:
-        sys.exit(f'cwy: the experiments need {", ".join(missing)}. To install:\n\n    pip install "cwy[cli]"\n')
+        sys.exit(
+            f'cwy: the experiments need {", ".join(missing)}. To install:\n\n    pip install "cwy[cli]"\n'
+        )
 
 
 COMMANDS = (demo, train, resume, translate, runs, report)

@@ -75,7 +75,10 @@ class _Lane(Display):
 
     def __init__(self, bars: Progress, one: Settings) -> None:
         super().__init__(None)
-        self.bars, self.bar = bars, bars.add_task(one.method, total=cast(CopyingConfig, one.config).iterations, shown="")
+        self.bars, self.bar = (
+            bars,
+            bars.add_task(one.method, total=cast(CopyingConfig, one.config).iterations, shown=""),
+        )
 
     def show(self, step: int, split: str, metrics: dict[str, float]) -> None:
         shown = f"loss {metrics['loss']:.3f}, recalls {metrics['accuracy']:.0%}"

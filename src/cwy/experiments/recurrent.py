@@ -70,7 +70,15 @@ class Recurrent(nn.Module):
     """
 
     def __init__(
-        self, method: str, config: RecurrentConfig, inputs: int, outputs: int, *, last: bool, symbols: bool, dtype: torch.dtype
+        self,
+        method: str,
+        config: RecurrentConfig,
+        inputs: int,
+        outputs: int,
+        *,
+        last: bool,
+        symbols: bool,
+        dtype: torch.dtype,
     ) -> None:
         super().__init__()
         self.last = last
@@ -87,7 +95,9 @@ class Recurrent(nn.Module):
             nn.init.kaiming_normal_(weight, nonlinearity="relu")
             features = config.hidden_size * (2 if weight.is_complex() else 1)
         self.readout = nn.Linear(features, outputs, dtype=dtype)
-        self.register_buffer("units", torch.eye(inputs, dtype=dtype) if symbols else None, persistent=False)
+        self.register_buffer(
+            "units", torch.eye(inputs, dtype=dtype) if symbols else None, persistent=False
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         # Rows of the identity, so that the input map is a product: the gradient of a lookup, where one symbol is nearly
@@ -95,7 +105,9 @@ class Recurrent(nn.Module):
         states, _ = self.core(x if self.units is None else cast(Tensor, self.units)[x])
         if self.last and isinstance(self.core, nn.RNNBase):
             states = states[-1]
-        return self.readout(torch.view_as_real(states).flatten(-2) if states.is_complex() else states)
+        return self.readout(
+            torch.view_as_real(states).flatten(-2) if states.is_complex() else states
+        )
 
 
 def _baseline(method: str, config: RecurrentConfig, inputs: int, dtype: torch.dtype) -> nn.RNNBase:
@@ -109,9 +121,13 @@ def check_baseline(method: str, config: RecurrentConfig) -> None:
     """Raises where a setting is not for this network of torch."""
     for name in ("reflections", "init", "base_every"):
         if getattr(config, name) is not None:
-            raise ConfigError(f"{name} is a setting of orthogonal methods, and {method} is none. Leave it out.")
+            raise ConfigError(
+                f"{name} is a setting of orthogonal methods, and {method} is none. Leave it out."
+            )
     if method == "rnn" and config.nonlinearity not in ("tanh", "relu"):
-        raise ConfigError(f"nonlinearity must be 'tanh' or 'relu' for rnn, got {config.nonlinearity!r}.")
+        raise ConfigError(
+            f"nonlinearity must be 'tanh' or 'relu' for rnn, got {config.nonlinearity!r}."
+        )
 
 
 class RecurrentTask(Task[RecurrentConfig]):
@@ -120,7 +136,9 @@ class RecurrentTask(Task[RecurrentConfig]):
     def __init__(self, settings: Settings, device: torch.device) -> None:
         super().__init__(settings, device)
         if self.config.base_every is not None and settings.method != "dtriv":
-            raise ConfigError(f"base_every is a setting of dtriv, and the method is {settings.method}. Leave it out.")
+            raise ConfigError(
+                f"base_every is a setting of dtriv, and the method is {settings.method}. Leave it out."
+            )
 
     @classmethod
     def methods(cls) -> list[str]:
@@ -130,7 +148,12 @@ class RecurrentTask(Task[RecurrentConfig]):
     def unused(self) -> set[str]:
         method, unused = self.settings.method, super().unused
         if method in BASELINES:
-            return unused | {"reflections", "init", "base_every", *(["nonlinearity"] if method != "rnn" else [])}
+            return unused | {
+                "reflections",
+                "init",
+                "base_every",
+                *(["nonlinearity"] if method != "rnn" else []),
+            }
         if "reflections" not in signature(METHODS[method].build).parameters:
             unused.add("reflections")
         return unused if method == "dtriv" else unused | {"base_every"}

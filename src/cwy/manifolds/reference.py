@@ -12,7 +12,9 @@ def generator(x: Tensor, g: Tensor, metric: str) -> Tensor:
     return a - a.mH
 
 
-def step(x: Tensor, g: Tensor, lr: float, metric: str = "canonical", retraction: str = "cayley") -> Tensor:
+def step(
+    x: Tensor, g: Tensor, lr: float, metric: str = "canonical", retraction: str = "cayley"
+) -> Tensor:
     r"""One step of Riemannian gradient descent: $\mathrm{Cayley}(\eta A)\,\Omega$ or $\mathrm{qf}(\Omega - \eta A\Omega)$."""
     a = generator(x, g, metric)
     if retraction == "cayley":

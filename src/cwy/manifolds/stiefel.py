@@ -65,7 +65,9 @@ def _tangent(x: Tensor, z: Tensor, scale: float) -> Tangent:
     """The tangent vector with W = ``scale`` times $X^H Z - Z^H X$."""
     if x.shape[-2] < x.shape[-1] or x.shape != z.shape:
         shapes = f"{tuple(x.shape)} and {tuple(z.shape)}"
-        raise ValueError(f"stiefel: a point and a matrix beside it must be (*, N, M) with N >= M, got {shapes}.")
+        raise ValueError(
+            f"stiefel: a point and a matrix beside it must be (*, N, M) with N >= M, got {shapes}."
+        )
     s = x.mH @ z
     skew = s - s.mH
     if scale != 1:
@@ -148,7 +150,9 @@ def cayley(x: Tensor, z: Tangent, step: float | Tensor = 1.0) -> Tensor:
     skew = step * w
     eye = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
     if v is None:
-        change = torch.linalg.solve_ex(torch.add(eye, skew, alpha=-0.5), x @ skew, left=False).result
+        change = torch.linalg.solve_ex(
+            torch.add(eye, skew, alpha=-0.5), x @ skew, left=False
+        ).result
         return _near_polar(x + change)
     square = step.square() * (v.mH @ v)
     inverse = torch.linalg.solve_ex(eye - skew / 2 + square / 4, eye.expand_as(square)).result
@@ -206,7 +210,9 @@ RETRACTIONS = {"cayley": cayley, "qr": qr}
 def check_metric(call: str, metric: str) -> None:
     """Raises unless it is the name of a metric."""
     if metric not in METRICS:
-        raise ValueError(f"{call}: metric must be one of {', '.join(map(repr, METRICS))}, got {metric!r}.")
+        raise ValueError(
+            f"{call}: metric must be one of {', '.join(map(repr, METRICS))}, got {metric!r}."
+        )
 
 
 def over(x: Tensor, size: Tensor) -> Tensor:

@@ -5,4 +5,12 @@ from .conv import ConvNERU, ConvNERUCell
 from .convlstm import ConvLSTM, ConvLSTMCell
 from .rnn import OrthogonalRNN, OrthogonalRNNCell
 
-__all__ = ["ConvLSTM", "ConvLSTMCell", "ConvNERU", "ConvNERUCell", "ModReLU", "OrthogonalRNN", "OrthogonalRNNCell"]
+__all__ = [
+    "ConvLSTM",
+    "ConvLSTMCell",
+    "ConvNERU",
+    "ConvNERUCell",
+    "ModReLU",
+    "OrthogonalRNN",
+    "OrthogonalRNNCell",
+]

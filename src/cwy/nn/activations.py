@@ -20,7 +20,9 @@ class ModReLU(nn.Module):
         torch.Size([3])
     """
 
-    def __init__(self, size: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> None:
+    def __init__(
+        self, size: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> None:
         super().__init__()
         self.bias = nn.Parameter(torch.empty(size, device=device, dtype=dtype))
         self.reset_parameters()

@@ -36,7 +36,15 @@ class _Kernels(Settings):
     hidden_channels: int
     kernel_size: int
 
-    def _set_up(self, nonlinearity: Activation, bias: bool, method: str, init: Any, length: Any, like: dict[str, Any]) -> None:
+    def _set_up(
+        self,
+        nonlinearity: Activation,
+        bias: bool,
+        method: str,
+        init: Any,
+        length: Any,
+        like: dict[str, Any],
+    ) -> None:
         call = type(self).__name__
         check_choices(call, nonlinearity, "all", "store")
         check_switches(call, bias=bias)
@@ -44,11 +52,21 @@ class _Kernels(Settings):
         if method not in known:
             near = get_close_matches(str(method), known, n=2)
             hint = f"Did you mean {' or '.join(map(repr, near))}? " if near else ""
-            raise ValueError(f"{call}: method {method!r} is none for kernels. {hint}Known: {', '.join(known)}.")
+            raise ValueError(
+                f"{call}: method {method!r} is none for kernels. {hint}Known: {', '.join(known)}."
+            )
         for option, value in (("init", init), ("length", length)):
             if method in FREE and value is not None:
-                raise ValueError(f"{call}: {option} belongs to constrained kernels, and method is {method!r}. Leave it out.")
-        self.nonlinearity, self.bias, self.method, self._init, self._like = nonlinearity, bias, method, init, like
+                raise ValueError(
+                    f"{call}: {option} belongs to constrained kernels, and method is {method!r}. Leave it out."
+                )
+        self.nonlinearity, self.bias, self.method, self._init, self._like = (
+            nonlinearity,
+            bias,
+            method,
+            init,
+            like,
+        )
         self._length = length
 
     @property
@@ -58,7 +76,9 @@ class _Kernels(Settings):
     def _add(self, suffix: str, channels: int) -> None:
         f, q = self.hidden_channels, self.kernel_size
         bound = 1 / math.sqrt(channels * q * q)
-        self.register_parameter(f"weight_ih{suffix}", _uniform(bound, f, channels, q, q, **self._like))
+        self.register_parameter(
+            f"weight_ih{suffix}", _uniform(bound, f, channels, q, q, **self._like)
+        )
         if self.method != "zeros":
             name = f"weight_hh{suffix}"
             if self.method == "glorot":
@@ -71,7 +91,9 @@ class _Kernels(Settings):
                 init = "random" if self._init is None and self.method == "own" else self._init
                 orthogonal(self, name, self.method, init=init, length=self._length)
         if self.bias:
-            self.register_parameter(f"bias_ih{suffix}", _uniform(0.01 if self._threshold else bound, f, **self._like))
+            self.register_parameter(
+                f"bias_ih{suffix}", _uniform(0.01 if self._threshold else bound, f, **self._like)
+            )
 
     def kernel(self, layer: int | None = None) -> Tensor:
         r"""The transition K of a layer, ``(f, f, q, q)``: q times its flattened rows are $q\hat K^\top$, on the manifold."""
@@ -85,13 +107,19 @@ class _Kernels(Settings):
     def _activate(self, z: Tensor, bias: Tensor | None) -> Tensor:
         if callable(self.nonlinearity):
             return self.nonlinearity(z)
-        return NONLINEARITIES[self.nonlinearity].define(z, None if bias is None else bias.view(-1, 1, 1))
+        return NONLINEARITIES[self.nonlinearity].define(
+            z, None if bias is None else bias.view(-1, 1, 1)
+        )
 
     def _convolve(self, x: Tensor, suffix: str) -> Tensor:
         """The input kernel's convolution with images ``(R, C, H, W)``, and the bias unless it is a threshold."""
         bias = None if self._threshold else getattr(self, f"bias_ih{suffix}", None)
         weight = getattr(self, f"weight_ih{suffix}")
-        return by_rows(lambda part: nn.functional.conv2d(part, weight, bias, padding=self.kernel_size // 2), x, weight)
+        return by_rows(
+            lambda part: nn.functional.conv2d(part, weight, bias, padding=self.kernel_size // 2),
+            x,
+            weight,
+        )
 
 
 def _uniform(bound: float, *shape: int, **like) -> nn.Parameter:
@@ -158,12 +186,16 @@ class ConvNERU(Images, _Kernels):
             raise ValueError(f"ConvNERU: memory must be 'store' or 'checkpoint', got {memory!r}.")
         names = ["auto", *(b.name for b in dispatch.backends("conv_rollout")["conv_rollout"])]
         if backend not in names:
-            raise ValueError(f"ConvNERU: backend must be one of {', '.join(map(repr, names))}, got {backend!r}.")
+            raise ValueError(
+                f"ConvNERU: backend must be one of {', '.join(map(repr, names))}, got {backend!r}."
+            )
         self.memory, self.backend = memory, backend
         for layer in range(num_layers):
             self._add(f"_l{layer}", in_channels if layer == 0 else hidden_channels)
 
-    def forward(self, input: Tensor, hx: Tensor | None = None, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, input: Tensor, hx: Tensor | None = None, lengths: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Runs all steps.
 
         Args:
@@ -183,7 +215,9 @@ class ConvNERU(Images, _Kernels):
     ) -> tuple[Tensor | None, tuple[Tensor]]:
         threshold = getattr(self, f"bias_ih{suffix}", None)
         if self.method == "zeros":
-            states = self._activate(self._convolve(flat(x), suffix).unflatten(0, x.shape[:2]), threshold)
+            states = self._activate(
+                self._convolve(flat(x), suffix).unflatten(0, x.shape[:2]), threshold
+            )
             last = states[-1]
         else:
             leaving = leaves(self, f"weight_hh{suffix}")
@@ -236,19 +270,31 @@ class ConvNERUCell(_Kernels):
         length: float | str | None = None,
     ) -> None:
         super().__init__()
-        check_sizes("ConvNERUCell", kernel_size, in_channels=in_channels, hidden_channels=hidden_channels)
-        self.in_channels, self.hidden_channels, self.kernel_size = in_channels, hidden_channels, kernel_size
+        check_sizes(
+            "ConvNERUCell", kernel_size, in_channels=in_channels, hidden_channels=hidden_channels
+        )
+        self.in_channels, self.hidden_channels, self.kernel_size = (
+            in_channels,
+            hidden_channels,
+            kernel_size,
+        )
         self._set_up(nonlinearity, bias, method, init, length, {"device": device, "dtype": dtype})
         self._add("", in_channels)
 
     def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
         """The next state."""
         if input.dim() not in (3, 4) or input.shape[-3] != self.in_channels:
-            raise ValueError(f"ConvNERUCell: expected input (B, {self.in_channels}, H, W), got shape {tuple(input.shape)}.")
+            raise ValueError(
+                f"ConvNERUCell: expected input (B, {self.in_channels}, H, W), got shape {tuple(input.shape)}."
+            )
         check_input(self, input, cast(Tensor, self.weight_ih))
         z = self._convolve(input, "")
         if hx is not None:
             if hx.shape != z.shape:
-                raise ValueError(f"ConvNERUCell: expected hx of shape {tuple(z.shape)}, got {tuple(hx.shape)}.")
-            z = z + nn.functional.conv2d(hx.to(z.dtype), self.kernel(), padding=self.kernel_size // 2)
+                raise ValueError(
+                    f"ConvNERUCell: expected hx of shape {tuple(z.shape)}, got {tuple(hx.shape)}."
+                )
+            z = z + nn.functional.conv2d(
+                hx.to(z.dtype), self.kernel(), padding=self.kernel_size // 2
+            )
         return self._activate(z, getattr(self, "bias_ih", None))

@@ -21,28 +21,46 @@ class _Gates(Settings):
     kernel_size: int
     normalize: bool
 
-    def _add(self, suffix: str, channels: int, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
+    def _add(
+        self,
+        suffix: str,
+        channels: int,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+    ) -> None:
         f, q = self.hidden_channels, self.kernel_size
         for name, inputs in (("weight_ih", channels), ("weight_hh", f)):
             bound = 1 / math.sqrt(inputs * q * q)
-            weight = torch.empty(4 * f, inputs, q, q, device=device, dtype=dtype).uniform_(-bound, bound)
+            weight = torch.empty(4 * f, inputs, q, q, device=device, dtype=dtype).uniform_(
+                -bound, bound
+            )
             self.register_parameter(f"{name}{suffix}", nn.Parameter(weight))
-        self.register_parameter(f"bias_ih{suffix}", nn.Parameter(torch.zeros(4 * f, device=device, dtype=dtype)))
+        self.register_parameter(
+            f"bias_ih{suffix}", nn.Parameter(torch.zeros(4 * f, device=device, dtype=dtype))
+        )
         if self.normalize:
-            self.register_parameter(f"scale{suffix}", nn.Parameter(torch.ones(4 * f, device=device, dtype=dtype)))
+            self.register_parameter(
+                f"scale{suffix}", nn.Parameter(torch.ones(4 * f, device=device, dtype=dtype))
+            )
 
     def _convolve(self, x: Tensor, suffix: str) -> Tensor:
         """What images ``(R, C, H, W)`` give to the gates; normalised, these get their bias later."""
         bias = None if self.normalize else getattr(self, f"bias_ih{suffix}")
         weight = getattr(self, f"weight_ih{suffix}")
-        return by_rows(lambda part: conv2d(part, weight, bias, padding=self.kernel_size // 2), x, weight)
+        return by_rows(
+            lambda part: conv2d(part, weight, bias, padding=self.kernel_size // 2), x, weight
+        )
 
     def _step(self, x: Tensor, h: Tensor, c: Tensor, suffix: str) -> tuple[Tensor, Tensor]:
         z = x + conv2d(h, getattr(self, f"weight_hh{suffix}"), padding=self.kernel_size // 2)
         if self.normalize:
             scale, bias = getattr(self, f"scale{suffix}"), getattr(self, f"bias_ih{suffix}")
             # torch refuses to normalise an empty batch.
-            z = instance_norm(z, weight=scale, bias=bias) if len(z) else z * scale.view(-1, 1, 1) + bias.view(-1, 1, 1)
+            z = (
+                instance_norm(z, weight=scale, bias=bias)
+                if len(z)
+                else z * scale.view(-1, 1, 1) + bias.view(-1, 1, 1)
+            )
         i, f, g, o = z.chunk(4, -3)
         c = f.sigmoid() * c + i.sigmoid() * g.tanh()
         return o.sigmoid() * c.tanh(), c
@@ -139,19 +157,31 @@ class ConvLSTMCell(_Gates):
         normalize: bool = True,
     ) -> None:
         super().__init__()
-        check_sizes("ConvLSTMCell", kernel_size, in_channels=in_channels, hidden_channels=hidden_channels)
-        self.in_channels, self.hidden_channels, self.kernel_size = in_channels, hidden_channels, kernel_size
+        check_sizes(
+            "ConvLSTMCell", kernel_size, in_channels=in_channels, hidden_channels=hidden_channels
+        )
+        self.in_channels, self.hidden_channels, self.kernel_size = (
+            in_channels,
+            hidden_channels,
+            kernel_size,
+        )
         self.normalize = normalize
         self._add("", in_channels, device, dtype)
 
-    def forward(self, input: Tensor, hx: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, input: Tensor, hx: tuple[Tensor, Tensor] | None = None
+    ) -> tuple[Tensor, Tensor]:
         """The next states."""
         if input.dim() != 4 or input.shape[1] != self.in_channels:
-            raise ValueError(f"ConvLSTMCell: expected input (B, {self.in_channels}, H, W), got shape {tuple(input.shape)}.")
+            raise ValueError(
+                f"ConvLSTMCell: expected input (B, {self.in_channels}, H, W), got shape {tuple(input.shape)}."
+            )
         check_input(self, input, next(self.parameters()))
         x, shape = self._convolve(input, ""), (len(input), self.hidden_channels, *input.shape[2:])
         states = (x.new_zeros(shape),) * 2 if hx is None else tuple(hx)
         if [state.shape for state in states] != [shape] * 2:
             got = ", ".join(str(tuple(state.shape)) for state in states)
-            raise ValueError(f"ConvLSTMCell: expected hx = (h, c), both of shape {shape}, got {got}.")
+            raise ValueError(
+                f"ConvLSTMCell: expected hx = (h, c), both of shape {shape}, got {got}."
+            )
         return self._step(x, *states, "")

@@ -15,7 +15,9 @@ def check_sizes(call: str, kernel_size: int, **sizes: int) -> None:
     """Raises unless sizes are positive and images keep theirs."""
     check_counts(call, **sizes, kernel_size=kernel_size)
     if kernel_size % 2 == 0:
-        raise ValueError(f"{call}: kernel_size must be odd, so that images keep their size; got {kernel_size}.")
+        raise ValueError(
+            f"{call}: kernel_size must be odd, so that images keep their size; got {kernel_size}."
+        )
 
 
 class Images(Settings):
@@ -31,15 +33,31 @@ class Images(Settings):
     """Tensors that make a state."""
 
     def __init__(
-        self, in_channels: int, hidden_channels: int, kernel_size: int, num_layers: int, batch_first: bool, output: str
+        self,
+        in_channels: int,
+        hidden_channels: int,
+        kernel_size: int,
+        num_layers: int,
+        batch_first: bool,
+        output: str,
     ) -> None:
         super().__init__()
         call = type(self).__name__
-        check_sizes(call, kernel_size, in_channels=in_channels, hidden_channels=hidden_channels, num_layers=num_layers)
+        check_sizes(
+            call,
+            kernel_size,
+            in_channels=in_channels,
+            hidden_channels=hidden_channels,
+            num_layers=num_layers,
+        )
         check_switches(call, batch_first=batch_first)
         if output not in ("all", "last"):
             raise ValueError(f"{call}: output must be 'all' or 'last', got {output!r}.")
-        self.in_channels, self.hidden_channels, self.kernel_size = in_channels, hidden_channels, kernel_size
+        self.in_channels, self.hidden_channels, self.kernel_size = (
+            in_channels,
+            hidden_channels,
+            kernel_size,
+        )
         self.num_layers, self.batch_first, self.output = num_layers, batch_first, output
 
     def _layer(
@@ -48,7 +66,9 @@ class Images(Settings):
         """States ``(T, B, C, H, W)`` of a layer (None if only the last is wanted), and each sequence's last state."""
         raise NotImplementedError
 
-    def _run(self, input: Tensor, hx: tuple[Tensor, ...] | None, lengths: Tensor | None) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def _run(
+        self, input: Tensor, hx: tuple[Tensor, ...] | None, lengths: Tensor | None
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
         call = name_of(self)
         if input.dim() not in (4, 5) or input.shape[-3] != self.in_channels:
             layout = "(B, T, C, H, W)" if self.batch_first else "(T, B, C, H, W)"
@@ -57,7 +77,13 @@ class Images(Settings):
                 f"got shape {tuple(input.shape)}."
             )
         unbatched = input.dim() == 4
-        x = input.unsqueeze(1) if unbatched else input.transpose(0, 1) if self.batch_first else input
+        x = (
+            input.unsqueeze(1)
+            if unbatched
+            else input.transpose(0, 1)
+            if self.batch_first
+            else input
+        )
         check_input(self, input, next(self.parameters()), x.shape[0])
         first = self._first(hx, unbatched, x)
         ends = None if lengths is None else self._ends(lengths, x)
@@ -68,7 +94,9 @@ class Images(Settings):
         last = []
         for layer in range(self.num_layers):
             wanted = self.output if layer == self.num_layers - 1 else "all"
-            states, ended = self._layer(x, tuple(part[layer] for part in first), f"_l{layer}", ends, wanted)
+            states, ended = self._layer(
+                x, tuple(part[layer] for part in first), f"_l{layer}", ends, wanted
+            )
             x = ended[0] if states is None else states
             last.append(ended)
         hn = tuple(torch.stack([state[part] for state in last]) for part in range(self.parts))
@@ -80,7 +108,9 @@ class Images(Settings):
             x = torch.where(inside[..., None, None, None], x, 0)
         return x.squeeze(1) if unbatched else x.transpose(0, 1) if self.batch_first else x, hn
 
-    def _first(self, hx: tuple[Tensor, ...] | None, unbatched: bool, x: Tensor) -> tuple[Tensor, ...]:
+    def _first(
+        self, hx: tuple[Tensor, ...] | None, unbatched: bool, x: Tensor
+    ) -> tuple[Tensor, ...]:
         shape = (self.num_layers, x.shape[1], self.hidden_channels, *x.shape[-2:])
         like: Any = {"dtype": next(self.parameters()).dtype, "device": x.device}
         if hx is None:

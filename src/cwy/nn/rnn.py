@@ -53,7 +53,12 @@ class _Recurrent(Settings):
         check_switches(type(self).__name__, bias=bias)
         self.input_size, self.hidden_size, self.bias = input_size, hidden_size, bias
         self.nonlinearity, self.method = nonlinearity, method
-        self._options: dict[str, Any] = {"method": method, "reflections": reflections, "init": init, "length": length}
+        self._options: dict[str, Any] = {
+            "method": method,
+            "reflections": reflections,
+            "init": init,
+            "length": length,
+        }
         self._like: dict[str, Any] = {"device": device, "dtype": _complex_only(method, dtype)}
         if isinstance(nonlinearity, str) and nonlinearity in NONLINEARITIES:
             known = [name for name, f in NONLINEARITIES.items() if f.complex]
@@ -80,7 +85,9 @@ class _Recurrent(Settings):
         if self.bias:
             # The threshold of modReLU is real for complex states too.
             dtype = self._like["dtype"]
-            bias = torch.empty(n, device=self._like["device"], dtype=dtype.to_real() if self._threshold else dtype)
+            bias = torch.empty(
+                n, device=self._like["device"], dtype=dtype.to_real() if self._threshold else dtype
+            )
             edge = 0.01 if self._threshold else bound
             with torch.no_grad():
                 (torch.view_as_real(bias) if bias.is_complex() else bias).uniform_(-edge, edge)
@@ -99,15 +106,21 @@ class _Recurrent(Settings):
         """Q, formed once for all steps; or its factors and signs where few reflections make them cheaper."""
         name = f"weight_hh{suffix}"
         if parametrize.is_parametrized(self, name):
-            chain = cast(parametrize.ParametrizationList, cast(nn.ModuleDict, self.parametrizations)[name])
+            chain = cast(
+                parametrize.ParametrizationList, cast(nn.ModuleDict, self.parametrizations)[name]
+            )
             chart = chain[0]
             if isinstance(chart, CWY) and len(chain) == 1:
                 v, *phase = (
-                    [chain.original] if chain.is_tensor else [getattr(chain, f"original{i}") for i in range(chain.ntensors)]
+                    [chain.original]
+                    if chain.is_tensor
+                    else [getattr(chain, f"original{i}") for i in range(chain.ntensors)]
                 )
                 # Rounded to half precision, Q would lose the norm of its states: the factors are float32.
                 narrow = v.dtype in (torch.float16, torch.bfloat16)
-                if narrow or factors_are_cheaper(chart.n, chart.reflections, rows, v.device.type, v.dtype, v.device.index):
+                if narrow or factors_are_cheaper(
+                    chart.n, chart.reflections, rows, v.device.type, v.dtype, v.device.index
+                ):
                     return ops.wy_factors(v), chart.diagonal(tuple(phase))
         return getattr(self, name), None
 
@@ -171,7 +184,18 @@ class OrthogonalRNN(_Recurrent):
         output: str = "all",
         backend: str = "auto",
     ) -> None:
-        super().__init__(input_size, hidden_size, bias, nonlinearity, method, reflections, init, device, dtype, length)
+        super().__init__(
+            input_size,
+            hidden_size,
+            bias,
+            nonlinearity,
+            method,
+            reflections,
+            init,
+            device,
+            dtype,
+            length,
+        )
         check_counts("OrthogonalRNN", num_layers=num_layers)
         check_switches("OrthogonalRNN", batch_first=batch_first, bidirectional=bidirectional)
         number = isinstance(dropout, numbers.Real) and not isinstance(dropout, bool)
@@ -180,12 +204,21 @@ class OrthogonalRNN(_Recurrent):
         check_choices("OrthogonalRNN", nonlinearity, output, memory)
         names = ["auto", *(b.name for b in dispatch.backends("rollout")["rollout"])]
         if backend not in names:
-            raise ValueError(f"OrthogonalRNN: backend must be one of {', '.join(map(repr, names))}, got {backend!r}.")
-        self.num_layers, self.batch_first, self.dropout, self.bidirectional = num_layers, batch_first, dropout, bidirectional
+            raise ValueError(
+                f"OrthogonalRNN: backend must be one of {', '.join(map(repr, names))}, got {backend!r}."
+            )
+        self.num_layers, self.batch_first, self.dropout, self.bidirectional = (
+            num_layers,
+            batch_first,
+            dropout,
+            bidirectional,
+        )
         self.memory, self.output, self.backend = memory, output, backend
         for layer in range(num_layers):
             for suffix in self._suffixes(layer):
-                self._add(suffix, input_size if layer == 0 else hidden_size * (2 if bidirectional else 1))
+                self._add(
+                    suffix, input_size if layer == 0 else hidden_size * (2 if bidirectional else 1)
+                )
 
     def _suffixes(self, layer: int) -> list[str]:
         return [f"_l{layer}", f"_l{layer}_reverse"] if self.bidirectional else [f"_l{layer}"]
@@ -200,7 +233,9 @@ class OrthogonalRNN(_Recurrent):
         """
         kind = type(rnn).__mro__[1] if parametrize.is_parametrized(rnn) else type(rnn)
         if kind is not nn.RNN:
-            raise TypeError(f"OrthogonalRNN.from_torch: expected a torch.nn.RNN, got {type(rnn).__name__}.")
+            raise TypeError(
+                f"OrthogonalRNN.from_torch: expected a torch.nn.RNN, got {type(rnn).__name__}."
+            )
         if rnn.proj_size:
             raise ValueError("OrthogonalRNN.from_torch: projections (proj_size) are not supported.")
         like = cast(Tensor, rnn.weight_ih_l0)
@@ -253,11 +288,15 @@ class OrthogonalRNN(_Recurrent):
     def flatten_parameters(self) -> None:
         """Nothing to do; torch's layers have it, and what trains them calls it."""
 
-    def forward(self, input: Tensor | PackedSequence, hx: Tensor | None = None) -> tuple[Tensor | PackedSequence, Tensor]:
+    def forward(
+        self, input: Tensor | PackedSequence, hx: Tensor | None = None
+    ) -> tuple[Tensor | PackedSequence, Tensor]:
         packed = input if isinstance(input, PackedSequence) else None
         data = cast(Tensor, input) if packed is None else packed.data
         if data.shape[-1] != self.input_size:
-            raise ValueError(f"OrthogonalRNN: expected input of {self.input_size} features, got shape {tuple(data.shape)}.")
+            raise ValueError(
+                f"OrthogonalRNN: expected input of {self.input_size} features, got shape {tuple(data.shape)}."
+            )
         x = packed.data if packed is not None else self._time_first(cast(Tensor, input))
         check_input(self, data, cast(Tensor, self.weight_ih_l0), x.shape[0])
         unbatched = packed is None and cast(Tensor, input).dim() == 2
@@ -272,7 +311,9 @@ class OrthogonalRNN(_Recurrent):
                 x = nn.functional.dropout(x, self.dropout)
             outputs = []
             for suffix in self._suffixes(layer):
-                states, h = self._direction(x, h0[len(last)], suffix, packed, self.output if top else "all")
+                states, h = self._direction(
+                    x, h0[len(last)], suffix, packed, self.output if top else "all"
+                )
                 outputs.append(h if states is None else states)
                 last.append(h)
             x = torch.cat(outputs, -1) if len(outputs) > 1 else outputs[0]
@@ -286,14 +327,18 @@ class OrthogonalRNN(_Recurrent):
             x = x if order is None else x[order]
             return x.squeeze(0) if unbatched else x, hn
         if packed is not None:
-            return PackedSequence(x, packed.batch_sizes, packed.sorted_indices, packed.unsorted_indices), hn
+            return PackedSequence(
+                x, packed.batch_sizes, packed.sorted_indices, packed.unsorted_indices
+            ), hn
         if unbatched:
             return x.squeeze(1), hn
         return x.transpose(0, 1) if self.batch_first else x, hn
 
     def _time_first(self, x: Tensor) -> Tensor:
         if x.dim() not in (2, 3):
-            raise ValueError(f"OrthogonalRNN: expected input of 2 (unbatched) or 3 dimensions, got shape {tuple(x.shape)}.")
+            raise ValueError(
+                f"OrthogonalRNN: expected input of 2 (unbatched) or 3 dimensions, got shape {tuple(x.shape)}."
+            )
         if x.dim() == 2:
             return x.unsqueeze(1)
         return x.transpose(0, 1) if self.batch_first else x
@@ -304,11 +349,15 @@ class OrthogonalRNN(_Recurrent):
         if hx is None:
             return torch.zeros(shape, dtype=dtype, device=x.device)
         if hx.is_complex() and not dtype.is_complex:
-            raise ValueError(f"OrthogonalRNN: hx is {hx.dtype}, but the layer's states are {dtype}.")
+            raise ValueError(
+                f"OrthogonalRNN: hx is {hx.dtype}, but the layer's states are {dtype}."
+            )
         given = hx.unsqueeze(1) if unbatched and hx.dim() == 2 else hx
         if given.shape != shape:
             expected = (shape[0], shape[2]) if unbatched else shape
-            raise ValueError(f"OrthogonalRNN: expected hx of shape {expected}, got {tuple(hx.shape)}.")
+            raise ValueError(
+                f"OrthogonalRNN: expected hx of shape {expected}, got {tuple(hx.shape)}."
+            )
         return given.to(dtype)
 
     def _direction(
@@ -317,7 +366,9 @@ class OrthogonalRNN(_Recurrent):
         """One layer in one direction: states like x (None if only the last is wanted), and the last state."""
         weight, bias = getattr(self, f"weight_ih{suffix}"), getattr(self, f"bias_ih{suffix}", None)
         reverse = suffix.endswith("_reverse")
-        turn = _reversal(packed.batch_sizes).to(x.device) if reverse and packed is not None else None
+        turn = (
+            _reversal(packed.batch_sizes).to(x.device) if reverse and packed is not None else None
+        )
         if reverse:
             x = x.flip(0) if turn is None else x[turn]
         if x.dtype != weight.dtype and weight.is_complex():
@@ -330,14 +381,19 @@ class OrthogonalRNN(_Recurrent):
             # One product over all steps, the bias with it where it is not a threshold.
             x = nn.functional.linear(x, weight, None if self._threshold else bias)
             bias = bias if self._threshold else None
-        transition, signs = self._transition(suffix, x.shape[0] if packed is not None else x.shape[0] * x.shape[1])
+        transition, signs = self._transition(
+            suffix, x.shape[0] if packed is not None else x.shape[0] * x.shape[1]
+        )
         states, last = ops.rollout(
             x if packed is None else PackedSequence(x, packed.batch_sizes), h0, transition, bias, self.nonlinearity,
             signs=signs, weight=inner, output=output, memory=memory, backend=backend,
         )  # fmt: skip
         states = states.data if isinstance(states, PackedSequence) else states
         if weight.dtype in (torch.float16, torch.bfloat16):
-            states, last = None if states is None else states.to(weight.dtype), last.to(weight.dtype)
+            states, last = (
+                None if states is None else states.to(weight.dtype),
+                last.to(weight.dtype),
+            )
         if reverse and states is not None:
             states = states.flip(0) if turn is None else states[turn]
         return states, last
@@ -394,7 +450,18 @@ class OrthogonalRNNCell(_Recurrent):
         init: str | Tensor | None = None,
         length: float | str | None = None,
     ) -> None:
-        super().__init__(input_size, hidden_size, bias, nonlinearity, method, reflections, init, device, dtype, length)
+        super().__init__(
+            input_size,
+            hidden_size,
+            bias,
+            nonlinearity,
+            method,
+            reflections,
+            init,
+            device,
+            dtype,
+            length,
+        )
         check_choices("OrthogonalRNNCell", nonlinearity, "all", "store")
         self._add("", input_size)
 
@@ -403,13 +470,17 @@ class OrthogonalRNNCell(_Recurrent):
         """Return the same cell as a ``torch.nn.RNNCell``, as :meth:`OrthogonalRNN.to_torch` does."""
         self._check_torch()
         like = {"device": self.weight_ih.device, "dtype": self.weight_ih.dtype}
-        theirs = nn.RNNCell(self.input_size, self.hidden_size, self.bias, cast(str, self.nonlinearity), **like)
+        theirs = nn.RNNCell(
+            self.input_size, self.hidden_size, self.bias, cast(str, self.nonlinearity), **like
+        )
         _copy(self, theirs, "")
         return theirs.train(self.training)
 
     def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
         if input.dim() not in (1, 2) or input.shape[-1] != self.input_size:
-            raise ValueError(f"OrthogonalRNNCell: expected input (*, {self.input_size}), got shape {tuple(input.shape)}.")
+            raise ValueError(
+                f"OrthogonalRNNCell: expected input (*, {self.input_size}), got shape {tuple(input.shape)}."
+            )
         weight, transition, bias = self.weight_ih, self.weight_hh, getattr(self, "bias_ih", None)
         check_input(self, input, weight)
         x = input.to(weight.dtype) if weight.is_complex() else input
@@ -417,9 +488,13 @@ class OrthogonalRNNCell(_Recurrent):
         if hx is not None:
             if hx.shape != (*input.shape[:-1], self.hidden_size):
                 expected = (*input.shape[:-1], self.hidden_size)
-                raise ValueError(f"OrthogonalRNNCell: expected hx of shape {expected}, got {tuple(hx.shape)}.")
+                raise ValueError(
+                    f"OrthogonalRNNCell: expected hx of shape {expected}, got {tuple(hx.shape)}."
+                )
             if hx.is_complex() and not z.is_complex():
-                raise ValueError(f"OrthogonalRNNCell: hx is {hx.dtype}, but the cell's states are {z.dtype}.")
+                raise ValueError(
+                    f"OrthogonalRNNCell: hx is {hx.dtype}, but the cell's states are {z.dtype}."
+                )
             z = z + hx.to(z.dtype) @ transition.mT
         if callable(self.nonlinearity):
             return self.nonlinearity(z)

@@ -48,12 +48,18 @@ class Settings(nn.Module):
 
     def _maker(self) -> type[nn.Module]:
         """Return the class of this package that the layer is of; torch and users derive others from it."""
-        return next(kind for kind in type(self).__mro__ if kind.__module__.startswith(f"{__package__}."))
+        return next(
+            kind for kind in type(self).__mro__ if kind.__module__.startswith(f"{__package__}.")
+        )
 
     def _arguments(self) -> dict[str, inspect.Parameter]:
         """Return the constructor's arguments but for device and dtype, which the weights show."""
         arguments = inspect.signature(self._maker()).parameters
-        return {name: argument for name, argument in arguments.items() if name not in ("device", "dtype")}
+        return {
+            name: argument
+            for name, argument in arguments.items()
+            if name not in ("device", "dtype")
+        }
 
     def _setting(self, name: str) -> Any:
         options = self.__dict__.get("_options", {})
@@ -74,7 +80,11 @@ class Settings(nn.Module):
         error_msgs: list[str],
     ) -> None:
         """Take the state of a constrained layer too, if this one was baked."""
-        inside = {key.removeprefix(prefix): value for key, value in state_dict.items() if key.startswith(prefix)}
+        inside = {
+            key.removeprefix(prefix): value
+            for key, value in state_dict.items()
+            if key.startswith(prefix)
+        }
         given = [key for key in inside if key.startswith("parametrizations.")]
         if given and not parametrize.is_parametrized(self):
             try:
@@ -95,7 +105,11 @@ class Settings(nn.Module):
         # A layer of its own computes them, and what it draws at first must not be seen.
         with torch.random.fork_rng(devices=[]):
             fresh = self._fresh("cpu", next(self.parameters()).dtype)
-        absent = [key for key in fresh.load_state_dict(state, strict=False).missing_keys if key.startswith("parametrizations.")]
+        absent = [
+            key
+            for key in fresh.load_state_dict(state, strict=False).missing_keys
+            if key.startswith("parametrizations.")
+        ]
         if absent:
             raise ValueError(f"the state of a constrained layer lacks {', '.join(absent)}.")
         baked = bake(fresh).state_dict()

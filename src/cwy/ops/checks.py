@@ -3,13 +3,22 @@
 import torch
 from torch import Tensor
 
-DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
+DTYPES = (
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.complex64,
+    torch.complex128,
+)
 
 
 def check_tensor(call: str, name: str, x: Tensor) -> None:
     """Raise unless ``x`` is a dense tensor of a dtype that the library computes in."""
     if x.is_nested:
-        raise TypeError(f"{call}: {name} must not be nested. Use torch.nested.to_padded_tensor, or one call for each part.")
+        raise TypeError(
+            f"{call}: {name} must not be nested. Use torch.nested.to_padded_tensor, or one call for each part."
+        )
     if x.layout != torch.strided:
         raise TypeError(f"{call}: {name} must be dense, got {x.layout}. Use .to_dense().")
     if x.dtype not in DTYPES:
@@ -37,4 +46,8 @@ def wrong_sign_in(state: dict[str, Tensor], prefix: str) -> str | None:
     if not isinstance(signs, Tensor) or signs.is_meta:
         return None
     wrong = wrong_sign(signs)
-    return None if wrong is None else f"{key} must be ±1, got {wrong}: the file is damaged, or of another model."
+    return (
+        None
+        if wrong is None
+        else f"{key} must be ±1, got {wrong}: the file is damaged, or of another model."
+    )

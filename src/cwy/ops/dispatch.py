@@ -67,13 +67,17 @@ def choose(op: str, backend: str, *what: Any) -> ModuleType:
         for candidate in candidates:
             if candidate.why_not(*what) is None and candidate.why_pass(*what) is None:
                 return candidate.module
-        reasons = "; ".join(f"{c.name}: {c.why_not(*what) or c.why_pass(*what)}" for c in candidates)
+        reasons = "; ".join(
+            f"{c.name}: {c.why_not(*what) or c.why_pass(*what)}" for c in candidates
+        )
         raise ValueError(f"no backend of {op} can serve this ({reasons}).")
     for candidate in candidates:
         if candidate.name == backend:
             reason = candidate.why_not(*what)
             if reason is None:
                 return candidate.module
-            raise ValueError(f'cannot use backend "{backend}" for {op}: {reason}. Leave backend="auto", or see `cwy info`.')
+            raise ValueError(
+                f'cannot use backend "{backend}" for {op}: {reason}. Leave backend="auto", or see `cwy info`.'
+            )
     names = ", ".join(f'"{c.name}"' for c in candidates)
     raise ValueError(f'{op} has no backend "{backend}": choose "auto" or one of {names}.')

@@ -18,7 +18,9 @@ def exponential(a: Tensor) -> Tensor:
     """
     n, most = a.shape[-1], most_squarings(a)
     norm = a.abs().sum(-2).amax(-1)[..., None, None] if n else a.real.new_zeros(*a.shape[:-2], 1, 1)
-    squarings = (norm / RADIUS).clamp(min=1).log2().ceil()  # a logarithm of zero would make the gradient NaN
+    squarings = (
+        (norm / RADIUS).clamp(min=1).log2().ceil()
+    )  # a logarithm of zero would make the gradient NaN
     e = _taylor(a * torch.exp2(-squarings))
     for k in range(most):
         e = torch.where(squarings > k, e @ e, e)

@@ -64,7 +64,14 @@ class Polynomial:
         return (tolerance * math.factorial(self.degree + 1)) ** (1 / self.degree)
 
 
-POLYNOMIALS = [Polynomial(2, 2), Polynomial(4, 2), Polynomial(6, 3), Polynomial(9, 3), Polynomial(12, 4), Polynomial(16, 4)]
+POLYNOMIALS = [
+    Polynomial(2, 2),
+    Polynomial(4, 2),
+    Polynomial(6, 3),
+    Polynomial(9, 3),
+    Polynomial(12, 4),
+    Polynomial(16, 4),
+]
 
 
 def largest_norm(dtype: torch.dtype) -> float:
@@ -108,13 +115,17 @@ def exponential_and_slope(a: Tensor, da: Tensor | None, tolerance: float, waitin
     powers = [pair, pair @ pair]
     powers.append(powers[1] @ pair)
     # Powers bound the terms of the series better than the norm does: for a normal matrix they come near its largest eigenvalue.
-    norms = [torch.linalg.matrix_norm(power.value, 1) ** (1 / k) for k, power in enumerate(powers[1:], 2)]
+    norms = [
+        torch.linalg.matrix_norm(power.value, 1) ** (1 / k) for k, power in enumerate(powers[1:], 2)
+    ]
     norm = torch.maximum(*norms)
     largest = norm.max().item()
     if not largest <= limit:
         raise _too_large(largest, limit)
     tolerance = max(tolerance / max(1, largest), torch.finfo(a.dtype).eps / 4)
-    best = min(POLYNOMIALS[2:], key=lambda p: p.products + _squarings(largest / p.radius(tolerance)))
+    best = min(
+        POLYNOMIALS[2:], key=lambda p: p.products + _squarings(largest / p.radius(tolerance))
+    )
     radius = best.radius(tolerance)
     most = _squarings(largest / radius)
     squarings = (norm / radius).clamp(min=1).log2().ceil().clamp(max=most)[..., None, None]

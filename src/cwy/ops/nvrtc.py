@@ -46,7 +46,10 @@ def why_not() -> str | None:
 def _mismatch() -> str | None:
     """What keeps the compiler and the driver apart, if anything does."""
     try:
-        (_, driver), (_, compiler, _) = _bindings("driver").cuDriverGetVersion(), _bindings("nvrtc").nvrtcVersion()
+        (_, driver), (_, compiler, _) = (
+            _bindings("driver").cuDriverGetVersion(),
+            _bindings("nvrtc").nvrtcVersion(),
+        )
     except (ImportError, RuntimeError, OSError) as error:
         return f"the compiler of its kernels can't be loaded ({error})"
     if driver // 1000 < compiler:
@@ -61,7 +64,11 @@ def _bindings(name: str) -> Any:
 def cache() -> Path:
     """Where cubins are kept: ``$CWY_CACHE``, or ``cwy`` in the user's cache folder."""
     own = os.environ.get("CWY_CACHE")
-    return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cwy"
+    return (
+        Path(own)
+        if own
+        else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cwy"
+    )
 
 
 def arch(device: torch.device) -> str:
@@ -87,7 +94,10 @@ def structure(name: str, **fields: str) -> type[Structure]:
         >>> structure("Sizes", data="const float*", n="int").declaration
         'struct Sizes {\\n  const float* data;\\n  int n;\\n};\\n'
     """
-    members = [(field, _POINTER if kind.endswith("*") else _C_TYPES[kind]) for field, kind in fields.items()]
+    members = [
+        (field, _POINTER if kind.endswith("*") else _C_TYPES[kind])
+        for field, kind in fields.items()
+    ]
     lines = [f"  {kind} {field};\n" for field, kind in fields.items()]
     declaration = f"struct {name} {{\n{''.join(lines)}}};\n"
     return type(name, (Structure,), {"_fields_": members, "declaration": declaration})
@@ -110,7 +120,11 @@ def cubin(path: Path, defines: Defines, arch: str, structures: Structures = ()) 
 
     source = path.read_text()
     headers = _headers(path.parent, structures)
-    options = [f"--gpu-architecture={arch}", "--std=c++17", *(f"--define-macro={name}={value}" for name, value in defines)]
+    options = [
+        f"--gpu-architecture={arch}",
+        "--std=c++17",
+        *(f"--define-macro={name}={value}" for name, value in defines),
+    ]
     version = nvrtc.nvrtcVersion()[1:]
     key = hashlib.sha256(repr((source, headers, options, version)).encode()).hexdigest()
     kept = cache() / "cubin" / f"{path.stem}-{arch}-{key[:32]}.cubin"
@@ -132,13 +146,19 @@ def _compile(name: str, source: str, headers: dict[str, str], options: list[str]
     nvrtc = _bindings("nvrtc")
 
     texts, names = [[part.encode() for part in parts] for parts in (headers.values(), headers)]
-    program = _call(nvrtc.nvrtcCreateProgram(source.encode(), name.encode(), len(headers), texts, names))
+    program = _call(
+        nvrtc.nvrtcCreateProgram(source.encode(), name.encode(), len(headers), texts, names)
+    )
     try:
-        (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
+        (status,) = nvrtc.nvrtcCompileProgram(
+            program, len(options), [option.encode() for option in options]
+        )
         if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
             log = b" " * _call(nvrtc.nvrtcGetProgramLogSize(program))
             _call(nvrtc.nvrtcGetProgramLog(program, log))
-            raise RuntimeError(f"NVRTC could not compile {name} with {' '.join(options)}:\n{log.decode(errors='replace')}")
+            raise RuntimeError(
+                f"NVRTC could not compile {name} with {' '.join(options)}:\n{log.decode(errors='replace')}"
+            )
         code = b" " * _call(nvrtc.nvrtcGetCUBINSize(program))
         _call(nvrtc.nvrtcGetCUBIN(program, code))
         return code
@@ -170,9 +190,16 @@ class Kernel:
 
     def __init__(self, code: bytes, name: str, shared: int = 0, wide: bool = False) -> None:
         driver = _bindings("driver")
-        self._driver, self._code, self._shared, self._index = driver, code, shared, torch.cuda.current_device()
+        self._driver, self._code, self._shared, self._index = (
+            driver,
+            code,
+            shared,
+            torch.cuda.current_device(),
+        )
         _make_current(self._index)
-        self._function = _call(driver.cuModuleGetFunction(_call(driver.cuModuleLoadData(code)), name.encode()))
+        self._function = _call(
+            driver.cuModuleGetFunction(_call(driver.cuModuleLoadData(code)), name.encode())
+        )
         self._lock = threading.Lock()
         attribute = driver.CUfunction_attribute
         if shared > 48 * 1024:
@@ -182,7 +209,9 @@ class Kernel:
             key = attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
             _call(driver.cuFuncSetAttribute(self._function, key, 1))
 
-    def _config(self, grid: tuple[int, int], threads: int, cluster: int = 1, cooperative: bool = False) -> Any:
+    def _config(
+        self, grid: tuple[int, int], threads: int, cluster: int = 1, cooperative: bool = False
+    ) -> Any:
         config = self._driver.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = *grid, 1
         config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
@@ -191,7 +220,11 @@ class Kernel:
         if cluster > 1:
             attribute = self._driver.CUlaunchAttribute()
             attribute.id = self._driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-            attribute.value.clusterDim.x, attribute.value.clusterDim.y, attribute.value.clusterDim.z = cluster, 1, 1
+            (
+                attribute.value.clusterDim.x,
+                attribute.value.clusterDim.y,
+                attribute.value.clusterDim.z,
+            ) = cluster, 1, 1
             attributes.append(attribute)
         if cooperative:
             attribute = self._driver.CUlaunchAttribute()
@@ -210,13 +243,23 @@ class Kernel:
     def blocks(self, threads: int) -> int:
         """How many blocks run at once on this GPU."""
         _make_current(self._index)
-        each = _call(self._driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(self._function, threads, self._shared))
+        each = _call(
+            self._driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(
+                self._function, threads, self._shared
+            )
+        )
         return each * torch.cuda.get_device_properties(self._index).multi_processor_count
 
     @functools.lru_cache(maxsize=256)  # noqa: B019 - kernels live as long as the process
-    def prepare(self, grid: tuple[int, int], threads: int, cluster: int = 1, cooperative: bool = False) -> Callable[..., None]:
+    def prepare(
+        self, grid: tuple[int, int], threads: int, cluster: int = 1, cooperative: bool = False
+    ) -> Callable[..., None]:
         """A launch that waits for its arguments alone; the rest as in a call."""
-        config, lock, index = self._config(grid, threads, cluster, cooperative), self._lock, self._index
+        config, lock, index = (
+            self._config(grid, threads, cluster, cooperative),
+            self._lock,
+            self._index,
+        )
         function, enqueue = self._function, self._driver.cuLaunchKernelEx
         lost = self._driver.CUresult.CUDA_ERROR_INVALID_CONTEXT
 
@@ -239,7 +282,12 @@ class Kernel:
         return launch
 
     def __call__(
-        self, grid: tuple[int, int], threads: int, *args: Argument, cluster: int = 1, cooperative: bool = False
+        self,
+        grid: tuple[int, int],
+        threads: int,
+        *args: Argument,
+        cluster: int = 1,
+        cooperative: bool = False,
     ) -> None:
         """Launches on torch's current stream; tensors go as pointers, None as a null one, structures by value.
 
@@ -259,7 +307,15 @@ def _argument(arg: Argument) -> Any:
 
 
 @functools.cache
-def _load(path: Path, name: str, defines: Defines, structures: Structures, shared: int, wide: bool, index: int) -> Kernel:
+def _load(
+    path: Path,
+    name: str,
+    defines: Defines,
+    structures: Structures,
+    shared: int,
+    wide: bool,
+    index: int,
+) -> Kernel:
     with torch.cuda.device(index):
         code = cubin(path, defines, arch(torch.device("cuda", index)), structures)
         return Kernel(code, name, shared, wide)

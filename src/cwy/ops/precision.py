@@ -113,7 +113,9 @@ below_autograd = torch._C._AutoDispatchBelowAutograd
 _library = torch.library.Library("cwy", "FRAGMENT")
 
 
-def define(schema: str, compute: Callable, fake: Callable, autograd: Callable | None = None) -> Callable[..., Any]:
+def define(
+    schema: str, compute: Callable, fake: Callable, autograd: Callable | None = None
+) -> Callable[..., Any]:
     """Registers ``cwy::name``: a kernel for every device, a fake one for compilers, and its derivatives, if it has any."""
     name = schema.split("(")[0]
     _library.define(schema, tags=torch.Tag.pt2_compliant_tag)

@@ -33,7 +33,9 @@ def matrix_exp(a: Tensor) -> Tensor:
     if _transformed():
         wide = widen_if_cheap(a)
         near = torch.linalg.matrix_norm(wide.detach(), 1) <= largest_norm(wide.dtype)
-        return torch.where(near[..., None, None], torch.linalg.matrix_exp(wide), math.nan).to(a.dtype)
+        return torch.where(near[..., None, None], torch.linalg.matrix_exp(wide), math.nan).to(
+            a.dtype
+        )
     return _matrix_exp_op(a)
 
 
@@ -247,7 +249,9 @@ class _MatrixExpSlope(Function):
     def jvp(ctx, a_dot, da_dot):
         a, da = ctx.saved_tensors
         scale = _size(da)
-        return _corner(_exp_derivative(_blocks(a, da / scale), _blocks(a_dot, da_dot / scale))) * scale
+        return (
+            _corner(_exp_derivative(_blocks(a, da / scale), _blocks(a_dot, da_dot / scale))) * scale
+        )
 
 
 class _Cayley(Function):
@@ -281,5 +285,8 @@ _matrix_exp_slope_op = define(
     lambda a, da: _MatrixExpSlope.apply(a, da),
 )
 _cayley_op = define(
-    "cayley(Tensor a) -> Tensor", lambda a: _cayley(a).contiguous(), lambda a: a.new_empty(a.shape), lambda a: _Cayley.apply(a)
+    "cayley(Tensor a) -> Tensor",
+    lambda a: _cayley(a).contiguous(),
+    lambda a: a.new_empty(a.shape),
+    lambda a: _Cayley.apply(a),
 )

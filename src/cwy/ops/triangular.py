@@ -13,7 +13,9 @@ _LEAST = 128  # the size from which halves of a product are faster on a CPU than
 
 def widen(x: Tensor) -> Tensor:
     """``x`` in float64 or complex128, where the device has them."""
-    return x if x.device.type == "mps" else x.to(torch.complex128 if x.is_complex() else torch.float64)
+    return (
+        x if x.device.type == "mps" else x.to(torch.complex128 if x.is_complex() else torch.float64)
+    )
 
 
 def widen_if_cheap(u: Tensor) -> Tensor:
@@ -72,7 +74,12 @@ def _halved(a: Tensor, b: Tensor) -> bool:
     """Whether a product is cut into halves: one of large matrices on a CPU, which nobody differentiates or batches."""
     large = a.device.type == "cpu" and a.dim() == 2 and b.shape[1] > _LEAST
     # What a vmap goes over, as with is_grads_batched, has no storage, and no rule for results written into a part.
-    return large and not torch.is_grad_enabled() and torch._C._has_storage(a) and torch._C._has_storage(b)
+    return (
+        large
+        and not torch.is_grad_enabled()
+        and torch._C._has_storage(a)
+        and torch._C._has_storage(b)
+    )
 
 
 def _times_into(out: Tensor, a: Tensor, t: Tensor, upper: bool) -> None:

@@ -55,24 +55,45 @@ class StiefelAdam(StiefelOptimizer):
         error_if_nonfinite: bool | None = None,
         project: bool = False,
     ) -> None:
-        step = {"lr": lr, "betas": betas, "eps": eps, "metric": metric, "retraction": retraction, "maximize": maximize}
-        super().__init__(params, {**step, "error_if_nonfinite": error_if_nonfinite, "project": project})
+        step = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "metric": metric,
+            "retraction": retraction,
+            "maximize": maximize,
+        }
+        super().__init__(
+            params, {**step, "error_if_nonfinite": error_if_nonfinite, "project": project}
+        )
 
     def _check(self, group: dict[str, Any]) -> None:
         if not all(0 <= beta < 1 for beta in group["betas"]):
-            raise ValueError(f"StiefelAdam: betas must be at least 0 and below 1, got {group['betas']}.")
+            raise ValueError(
+                f"StiefelAdam: betas must be at least 0 and below 1, got {group['betas']}."
+            )
         if not group["eps"] >= 0:
             raise ValueError(f"StiefelAdam: eps must be at least 0, got {group['eps']}.")
         super()._check(group)
 
     def _update(self, group: dict[str, Any], batch: Batch) -> None:
-        x, g, (first, second), steps = batch.points(), batch.gradients(), group["betas"], batch.count()
+        x, g, (first, second), steps = (
+            batch.points(),
+            batch.gradients(),
+            group["betas"],
+            batch.count(),
+        )
         of_first, of_second = _so_far(first, steps), _so_far(second, steps).sqrt()
         if group["stiefel"]:
-            z = stiefel.project(x, batch.read("exp_avg")) * first + stiefel.gradient(x, g, group["metric"]) * (1 - first)
+            z = stiefel.project(x, batch.read("exp_avg")) * first + stiefel.gradient(
+                x, g, group["metric"]
+            ) * (1 - first)
             batch.write("exp_avg", z.at(x))
             size = _norm(g)
-            root = torch.hypot(math.sqrt(second) * batch.read_numbers("exp_avg_norm", size), math.sqrt(1 - second) * size)
+            root = torch.hypot(
+                math.sqrt(second) * batch.read_numbers("exp_avg_norm", size),
+                math.sqrt(1 - second) * size,
+            )
             batch.write_numbers("exp_avg_norm", root)
             rate = group["lr"] / of_first / (root / of_second + group["eps"])
             batch.move(stiefel.RETRACTIONS[group["retraction"]](x, z, -rate))
@@ -81,13 +102,19 @@ class StiefelAdam(StiefelOptimizer):
         square = torch.lerp(batch.read("exp_avg_sq"), _by_parts(torch.square, g), 1 - second)
         batch.write("exp_avg", mean)
         batch.write("exp_avg_sq", square)
-        change = _by_parts(lambda m, s: m / of_first / (s.sqrt() / of_second + group["eps"]), mean, square)
+        change = _by_parts(
+            lambda m, s: m / of_first / (s.sqrt() / of_second + group["eps"]), mean, square
+        )
         batch.move(x - group["lr"] * change)
 
 
 def _by_parts(f: Callable[..., Tensor], *xs: Tensor) -> Tensor:
     """f of real numbers; real and imaginary parts of complex ones are numbers of their own, as in torch."""
-    return torch.complex(f(*(x.real for x in xs)), f(*(x.imag for x in xs))) if xs[0].is_complex() else f(*xs)
+    return (
+        torch.complex(f(*(x.real for x in xs)), f(*(x.imag for x in xs)))
+        if xs[0].is_complex()
+        else f(*xs)
+    )
 
 
 def _so_far(beta: float, steps: Tensor) -> Tensor:

@@ -35,10 +35,16 @@ class KeepsPrecision(Optimizer):
         for group, saved in zip(self.param_groups, loaded[0]["param_groups"], strict=True):
             if "stiefel" in group:
                 for p, key in zip(group["params"], saved["params"], strict=True):
-                    tensors = {n: x for n, x in loaded[0]["state"].get(key, {}).items() if isinstance(x, Tensor)}
+                    tensors = {
+                        n: x
+                        for n, x in loaded[0]["state"].get(key, {}).items()
+                        if isinstance(x, Tensor)
+                    }
                     # The state is a defaultdict: reading it for a parameter without state would add an empty one.
                     if tensors:
-                        self.state[p].update({n: x.to(p.device, copy=True) for n, x in tensors.items()})
+                        self.state[p].update(
+                            {n: x.to(p.device, copy=True) for n, x in tensors.items()}
+                        )
 
 
 class StiefelOptimizer(KeepsPrecision):
@@ -89,13 +95,17 @@ class StiefelOptimizer(KeepsPrecision):
         call = type(self).__name__
         lr = group["lr"]
         if isinstance(lr, Tensor) and lr.numel() != 1:
-            raise ValueError(f"{call}: a tensor lr must have one element, got shape {tuple(lr.shape)}.")
+            raise ValueError(
+                f"{call}: a tensor lr must have one element, got shape {tuple(lr.shape)}."
+            )
         if not 0 <= lr < float("inf"):
             raise ValueError(f"{call}: lr must be a finite number of at least 0, got {lr}.")
         check_metric(call, group["metric"])
         if group["retraction"] not in RETRACTIONS:
             known = ", ".join(map(repr, RETRACTIONS))
-            raise ValueError(f"{call}: retraction must be one of {known}, got {group['retraction']!r}.")
+            raise ValueError(
+                f"{call}: retraction must be one of {known}, got {group['retraction']!r}."
+            )
         if group["stiefel"]:
             for i in range(len(group["params"])):
                 self._check_point(group, i)
@@ -104,7 +114,9 @@ class StiefelOptimizer(KeepsPrecision):
         for group in self.param_groups:
             for i, p in enumerate(group["params"]):
                 if p.grad is not None and p.grad.layout is not torch.strided:
-                    raise RuntimeError(f"{type(self).__name__}: {_named(group, i)} has a sparse gradient. Use a dense one.")
+                    raise RuntimeError(
+                        f"{type(self).__name__}: {_named(group, i)} has a sparse gradient. Use a dense one."
+                    )
 
     def _check_gradients(self, batch: Batch) -> None:
         """Raise for entries that are not finite, unless that would synchronize with the host unasked."""
@@ -143,7 +155,9 @@ class StiefelOptimizer(KeepsPrecision):
 
     def _check_point(self, group: dict[str, Any], index: int) -> None:
         p = group["params"][index]
-        _check_point(f"{type(self).__name__}: {_named(group, index)}", p, group["kernel"], group["project"])
+        _check_point(
+            f"{type(self).__name__}: {_named(group, index)}", p, group["kernel"], group["project"]
+        )
         self._versions[p] = p._version
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -162,11 +176,17 @@ class Later:
 
     def look(self, given: list[Batch]) -> None:
         """Send for the largest error of these batches, unless an answer is still awaited."""
-        watched = [batch for batch in given if batch.params[0].is_cuda and not _unreadable_now(batch.params[0])]
+        watched = [
+            batch
+            for batch in given
+            if batch.params[0].is_cuda and not _unreadable_now(batch.params[0])
+        ]
         if not watched or self._error is not None:
             return
         device = watched[0].params[0].device
-        largest = torch.stack([batch.error().max().to(device, torch.float64) for batch in watched]).max()
+        largest = torch.stack(
+            [batch.error().max().to(device, torch.float64) for batch in watched]
+        ).max()
         with torch.cuda.device(device):
             self._error = largest.to("cpu", non_blocking=True)
             self._copied = torch.cuda.Event()
@@ -194,11 +214,15 @@ def _check_point(what: str, p: Tensor, kernel: bool, project: bool) -> None:
     """Raises unless the parameter is on the manifold, or may be moved there."""
     free = "If it is free, put it in a group with 'stiefel': False, or let cwy.optim.for_model make the groups"
     if p.dim() < 2 or p.numel() == 0:
-        raise ValueError(f"{what} must be a matrix (*, rows, columns), got shape {tuple(p.shape)}. {free}.")
+        raise ValueError(
+            f"{what} must be a matrix (*, rows, columns), got shape {tuple(p.shape)}. {free}."
+        )
     if not (p.is_floating_point() or p.is_complex()):
         raise TypeError(f"{what} must be floating-point or complex, got {p.dtype}.")
     if hasattr(p, "device_mesh"):
-        raise ValueError(f"{what} is sharded, but a step on the manifold needs the whole matrix. Use DDP for it.")
+        raise ValueError(
+            f"{what} is sharded, but a step on the manifold needs the whole matrix. Use DDP for it."
+        )
     if p.is_meta:
         return
     matrix = as_matrix(p.detach(), kernel)
@@ -217,4 +241,8 @@ def _check_point(what: str, p: Tensor, kernel: bool, project: bool) -> None:
 def _named(group: dict[str, Any], index: int) -> str:
     names = group.get("param_names")
     shape = tuple(group["params"][index].shape)
-    return f"parameter {names[index]!r} {shape}" if names else f"parameter {index} of its group, {shape}"
+    return (
+        f"parameter {names[index]!r} {shape}"
+        if names
+        else f"parameter {index} of its group, {shape}"
+    )

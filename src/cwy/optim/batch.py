@@ -97,7 +97,9 @@ class Batch:
     def points(self) -> Tensor:
         """Where the parameters are, in working precision."""
         if self._points is None:
-            self._points = self._stack([self._master(p) if p.dtype in HALF else p for p in self.params])
+            self._points = self._stack(
+                [self._master(p) if p.dtype in HALF else p for p in self.params]
+            )
         return self._points
 
     def is_finite(self) -> bool:
@@ -171,7 +173,9 @@ class Batch:
     def _given(self) -> Tensor:
         """The gradients as they were given, in working precision."""
         if self._gradients is None:
-            self._gradients = self._stack([p.grad for p in self.params if p.grad is not None]).to(self.dtype)
+            self._gradients = self._stack([p.grad for p in self.params if p.grad is not None]).to(
+                self.dtype
+            )
         return self._gradients
 
     def _view(self, x: Tensor) -> Tensor:

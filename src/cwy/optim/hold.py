@@ -110,7 +110,9 @@ def hold_length(optimizer: Optimizer, model: nn.Module) -> None:
         torch._foreach_clamp_min_(after, torch.finfo(torch.float64).tiny)
         ratios = torch._foreach_div(before, after)
         torch._foreach_clamp_max_(ratios, _LARGEST_RATIO)
-        ratios = [_fitting(ratio, vectors.parameter) for ratio, vectors in zip(ratios, held, strict=True)]
+        ratios = [
+            _fitting(ratio, vectors.parameter) for ratio, vectors in zip(ratios, held, strict=True)
+        ]
         torch._foreach_mul_([vectors.view() for vectors in held], ratios)
         before.clear()
 

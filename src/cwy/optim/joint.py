@@ -32,7 +32,11 @@ class Joint(KeepsPrecision):
         self.parts = list(parts)
         self._sizes = [len(part.param_groups) for part in self.parts]
         settings = self.parts[0].defaults if self.parts else {}
-        shared = {name: value for name, value in settings.items() if all(name in part.defaults for part in self.parts)}
+        shared = {
+            name: value
+            for name, value in settings.items()
+            if all(name in part.defaults for part in self.parts)
+        }
         super().__init__([group for part in self.parts for group in part.param_groups], shared)
         for part in self.parts:
             self.state.update(part.state)
@@ -51,7 +55,9 @@ class Joint(KeepsPrecision):
                 self._sizes[i] += 1
                 return
         which = "on the manifold" if wanted else "of free parameters"
-        raise ValueError(f"Joint: no part is an optimiser {which}. Make one, and a new Joint with it.")
+        raise ValueError(
+            f"Joint: no part is an optimiser {which}. Make one, and a new Joint with it."
+        )
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -68,7 +74,9 @@ class Joint(KeepsPrecision):
     def _share(self) -> None:
         groups = iter(self.param_groups)
         for part, size in zip(self.parts, self._sizes, strict=True):
-            part.__setstate__({"state": self.state, "param_groups": [next(groups) for _ in range(size)]})
+            part.__setstate__(
+                {"state": self.state, "param_groups": [next(groups) for _ in range(size)]}
+            )
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "parts": self.parts, "_sizes": self._sizes}

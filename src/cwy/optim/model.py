@@ -87,7 +87,9 @@ def for_model(
     if not isinstance(model, nn.Module):
         raise TypeError(f"for_model: expected a torch.nn.Module, got {type(model).__name__}.")
     if not orthogonal_weight_decay >= 0:
-        raise ValueError(f"for_model: orthogonal_weight_decay must be at least 0, got {orthogonal_weight_decay}.")
+        raise ValueError(
+            f"for_model: orthogonal_weight_decay must be at least 0, got {orthogonal_weight_decay}."
+        )
     if orthogonal_lr is None:
         orthogonal_lr = lr
     computed, maps = _constrained(model)
@@ -99,7 +101,9 @@ def for_model(
     for name, p in model.named_parameters():
         if p in maps:
             chart = maps[p]
-            moved[chart.rule, chart.kernel is not None, tuple(chart.settings.items())].append((name, p))
+            moved[chart.rule, chart.kernel is not None, tuple(chart.settings.items())].append(
+                (name, p)
+            )
         elif p in held:
             named["held"].append((name, p))
         elif p in computed:
@@ -111,7 +115,9 @@ def for_model(
         groups.append({"params": named["free"], "lr": lr, "name": "free"})
     decays = {"orthogonal": orthogonal_weight_decay, "held": 0.0}
     constrained = [kind for kind in decays if named[kind]]
-    groups += [{"params": named[kind], "lr": orthogonal_lr, "name": "orthogonal"} for kind in constrained]
+    groups += [
+        {"params": named[kind], "lr": orthogonal_lr, "name": "orthogonal"} for kind in constrained
+    ]
     parts: list[Optimizer] = []
     if groups:
         parts.append(optimizer(groups, lr=lr, **options))

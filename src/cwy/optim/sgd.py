@@ -61,12 +61,22 @@ class StiefelSGD(StiefelOptimizer):
         error_if_nonfinite: bool | None = None,
         project: bool = False,
     ) -> None:
-        step = {"lr": lr, "momentum": momentum, "metric": metric, "retraction": retraction, "maximize": maximize}
-        super().__init__(params, {**step, "error_if_nonfinite": error_if_nonfinite, "project": project})
+        step = {
+            "lr": lr,
+            "momentum": momentum,
+            "metric": metric,
+            "retraction": retraction,
+            "maximize": maximize,
+        }
+        super().__init__(
+            params, {**step, "error_if_nonfinite": error_if_nonfinite, "project": project}
+        )
 
     def _check(self, group: dict[str, Any]) -> None:
         if not 0 <= group["momentum"] < 1:
-            raise ValueError(f"StiefelSGD: momentum must be at least 0 and below 1, got {group['momentum']}.")
+            raise ValueError(
+                f"StiefelSGD: momentum must be at least 0 and below 1, got {group['momentum']}."
+            )
         super()._check(group)
 
     def _update(self, group: dict[str, Any], batch: Batch) -> None:

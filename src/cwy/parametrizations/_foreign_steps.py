@@ -52,7 +52,9 @@ def _before_step(optimizer: Optimizer, *_: Any) -> None:
     state = (_watch.added, len(optimizer.param_groups))
     if _watch.looked_at.get(optimizer) == state:
         return
-    free = [p for group in optimizer.param_groups if not group.get("stiefel") for p in group["params"]]
+    free = [
+        p for group in optimizer.param_groups if not group.get("stiefel") for p in group["params"]
+    ]
     stepped = {id(p) for p in free if p.grad is not None}
     waiting = {id(p) for p in free if p.grad is None}
     found = []

@@ -41,7 +41,9 @@ class OrthogonalMap(nn.Module):
         super().__init__()
         self.n, self.m, self.batch = n, n if m is None else m, tuple(batch)
         if not 1 <= self.m <= self.n:
-            raise ValueError(f"{self._call}: expected 1 <= M <= N. For a wide matrix, map its transpose.")
+            raise ValueError(
+                f"{self._call}: expected 1 <= M <= N. For a wide matrix, map its transpose."
+            )
         # Moves with the module, so that new samples follow its dtype and device.
         self.register_buffer("_like", torch.empty(0, dtype=dtype, device=device), persistent=False)
         self.wide = False
@@ -98,11 +100,17 @@ class OrthogonalMap(nn.Module):
     def _tall(self, weight: Tensor) -> Tensor:
         """Return a weight as matrices ``(*, N, M)``, or raise if its kind or shape is not the map's."""
         if not isinstance(weight, Tensor):
-            raise TypeError(f"{self._call}: expected a torch.Tensor as weight, got {type(weight).__name__}.")
+            raise TypeError(
+                f"{self._call}: expected a torch.Tensor as weight, got {type(weight).__name__}."
+            )
         if weight.is_meta:
-            raise ValueError(f"{self._call}: a matrix on the meta device has no values. Pass one on a real device.")
+            raise ValueError(
+                f"{self._call}: a matrix on the meta device has no values. Pass one on a real device."
+            )
         if weight.is_complex() and not self.dtype.is_complex:
-            raise ValueError(f"{self._call}: the weight is real and can't become {weight.dtype}. Assign Q.real.")
+            raise ValueError(
+                f"{self._call}: the weight is real and can't become {weight.dtype}. Assign Q.real."
+            )
         weight = weight.detach().to(device=self.device)
         matrix = self.as_matrix(weight)
         matrix = matrix.mH if self.wide else matrix
@@ -167,7 +175,9 @@ class OrthogonalMap(nn.Module):
         *free, x = free_and_x
         columns = self.n if self.wide else self.m
         if x.shape[-1] != columns:
-            raise ValueError(f"{self._call}.multiply: x must be (*, ..., {columns}), got {tuple(x.shape)}.")
+            raise ValueError(
+                f"{self._call}.multiply: x must be (*, ..., {columns}), got {tuple(x.shape)}."
+            )
         return self._times(tuple(free), x, self.wide)
 
     @contextmanager
@@ -190,7 +200,9 @@ class SquareMap(OrthogonalMap):
     def __init__(self, n: int, m: int | None = None, **like) -> None:
         super().__init__(n, m, **like)
         if self.m != self.n:
-            raise ValueError(f"{self._call}: {type(self).__name__} is square. For {self.n} x {self.m} use TCWY.")
+            raise ValueError(
+                f"{self._call}: {type(self).__name__} is square. For {self.n} x {self.m} use TCWY."
+            )
 
 
 class ComplexMap(SquareMap):
@@ -201,7 +213,9 @@ class ComplexMap(SquareMap):
             like["dtype"] = torch.get_default_dtype().to_complex()
         super().__init__(n, m, **like)
         if not self.dtype.is_complex:
-            raise TypeError(f"{self._call}: expected a complex dtype, got {self.dtype}. For real matrices use CWY.")
+            raise TypeError(
+                f"{self._call}: expected a complex dtype, got {self.dtype}. For real matrices use CWY."
+            )
 
     def matrix(self, *free: Tensor) -> Tensor:
         eye = torch.eye(self.n, dtype=self.dtype, device=free[0].device).expand(*self.batch, -1, -1)

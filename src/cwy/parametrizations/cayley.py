@@ -19,7 +19,12 @@ from .skew import SkewMap
 _STEEP = 1e3
 
 
-@register("scornn", domain="SO(N) less eigenvalue -1, times fixed signs", kind="square", paper="Helfrich et al. 2018")
+@register(
+    "scornn",
+    domain="SO(N) less eigenvalue -1, times fixed signs",
+    kind="square",
+    paper="Helfrich et al. 2018",
+)
 class SCORNN(SkewMap):
     r"""$Q = (I + A/2)^{-1}(I - A/2)\,D$, $A = \mathrm{striu}(X) - \mathrm{striu}(X)^\top$, $D = \mathrm{diag}(\pm1)$.
 
@@ -49,8 +54,12 @@ class SCORNN(SkewMap):
         super().__init__(n, m, **like)
         self.negatives = negatives
         if isinstance(negatives, bool) or not isinstance(negatives, int) or not 0 <= negatives <= n:
-            raise ValueError(f"{self._call}: negatives must be a whole number between 0 and {n}, got {negatives!r}.")
-        self.register_buffer("signs", torch.ones(*self.batch, n, dtype=self.dtype, device=self.device))
+            raise ValueError(
+                f"{self._call}: negatives must be a whole number between 0 and {n}, got {negatives!r}."
+            )
+        self.register_buffer(
+            "signs", torch.ones(*self.batch, n, dtype=self.dtype, device=self.device)
+        )
         self.signs[..., n - negatives :] = -1
 
     def _load_from_state_dict(
@@ -59,7 +68,9 @@ class SCORNN(SkewMap):
         if wrong := wrong_sign_in(state_dict, prefix):
             error_msgs.append(wrong)
             return
-        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
 
     def matrix(self, x: Tensor) -> Tensor:
         return (cayley(self.skew(x)) * self.signs.unsqueeze(-2)).to(x.dtype)
@@ -69,11 +80,15 @@ class SCORNN(SkewMap):
         x = _inverse(q * signs.unsqueeze(-2)).to(matrix.dtype)
         error = (cayley(self.skew(x)) * signs.unsqueeze(-2) - q).abs().amax((-2, -1))
         # Written so that a NaN, from an eigenvalue -1, is not good.
-        good = (error <= 4 * torch.finfo(matrix.dtype).eps * self.n**0.5) & (x.abs().amax((-2, -1)) <= _STEEP)
+        good = (error <= 4 * torch.finfo(matrix.dtype).eps * self.n**0.5) & (
+            x.abs().amax((-2, -1)) <= _STEEP
+        )
         if not good.all():
             # With -D from Q = H₁…H_N D, I + Q(-D) is I - H₁…H_N = U T Uᵀ, and U is triangular: never singular.
             signs = torch.where(good[..., None], signs, -ops.householder_vectors(q)[1])
-            x = torch.where(good[..., None, None], x, _inverse(q * signs.unsqueeze(-2)).to(matrix.dtype))
+            x = torch.where(
+                good[..., None, None], x, _inverse(q * signs.unsqueeze(-2)).to(matrix.dtype)
+            )
             self.signs.copy_(signs)
         return x.to(matrix.device)
 

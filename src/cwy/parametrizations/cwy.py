@@ -9,7 +9,13 @@ from ..registry import register
 from .reflections import Length, ReflectionMap
 
 
-@register("cwy", domain="O_L(N); complex, L = N: U(N)", kind="square", complex=True, paper="Likhosherstov et al. 2021")
+@register(
+    "cwy",
+    domain="O_L(N); complex, L = N: U(N)",
+    kind="square",
+    complex=True,
+    paper="Likhosherstov et al. 2021",
+)
 class CWY(ReflectionMap):
     r"""$\mathbb{R}^{N\times L} \to O_L(N)$, all reflections at once by :func:`~cwy.ops.cwy_matrix`.
 

@@ -12,7 +12,14 @@ from ..registry import register
 from .base import ComplexMap
 
 
-@register("eurnn", domain="subset of U(N); L = N: U(N)", kind="square", real=False, complex=True, paper="Jing et al. 2017")
+@register(
+    "eurnn",
+    domain="subset of U(N); L = N: U(N)",
+    kind="square",
+    real=False,
+    complex=True,
+    paper="Jing et al. 2017",
+)
 class EURNN(ComplexMap):
     r"""$Q = D F_1\cdots F_L$ with phases D and layers F of rotations of pairs of neighbours.
 
@@ -39,8 +46,14 @@ class EURNN(ComplexMap):
     def __init__(self, n: int, m: int | None = None, *, layers: int | None = None, **like) -> None:
         super().__init__(n, m, **like)
         self.layers = n if layers is None else layers
-        if isinstance(layers, bool) or not isinstance(self.layers, int) or not 1 <= self.layers <= n:
-            raise ValueError(f"{self._call}: layers must be a whole number between 1 and {n}, got {layers!r}.")
+        if (
+            isinstance(layers, bool)
+            or not isinstance(self.layers, int)
+            or not 1 <= self.layers <= n
+        ):
+            raise ValueError(
+                f"{self._call}: layers must be a whole number between 1 and {n}, got {layers!r}."
+            )
 
     def _table(self, angles: Tensor) -> Tensor:
         """Angles ``(*, K)`` by layer ``(*, L, ⌈N/2⌉)``, with 0 for a coordinate that has no neighbour."""
@@ -48,8 +61,14 @@ class EURNN(ComplexMap):
             return pad(angles.unflatten(-1, (self.layers, self.n // 2)), (0, 1))
         # Two layers have N - 1 pairs.
         rows = -(-self.layers // 2)
-        angles = pad(angles, (0, rows * (self.n - 1) - angles.shape[-1])).unflatten(-1, (rows, self.n - 1))
-        return pad(angles, (0, 1)).unflatten(-1, (2, self.n // 2)).flatten(-3, -2)[..., : self.layers, :]
+        angles = pad(angles, (0, rows * (self.n - 1) - angles.shape[-1])).unflatten(
+            -1, (rows, self.n - 1)
+        )
+        return (
+            pad(angles, (0, 1))
+            .unflatten(-1, (2, self.n // 2))
+            .flatten(-3, -2)[..., : self.layers, :]
+        )
 
     def _times(self, free: tuple[Tensor, ...], x: Tensor, adjoint: bool) -> Tensor:
         theta, phi, phase = free
@@ -83,7 +102,9 @@ class EURNN(ComplexMap):
         pairs = self.layers // 2 * (self.n - 1) + self.layers % 2 * (self.n // 2)
         shapes = (pairs, pairs, self.n)
         real = {"dtype": self.dtype.to_real(), "device": self.device}
-        theta, phi, phase = (torch.empty(*self.batch, k, **real).uniform_(-math.pi, math.pi) for k in shapes)
+        theta, phi, phase = (
+            torch.empty(*self.batch, k, **real).uniform_(-math.pi, math.pi) for k in shapes
+        )
         return theta, phi, phase
 
     def extra_repr(self) -> str:

@@ -53,7 +53,9 @@ class EXPRNN(SkewMap):
         return self.in_planes(self.planes(-math.pi, math.pi))
 
 
-@register("dtriv", domain="SO(N): the component of its base", kind="square", paper="Lezcano-Casado 2019")
+@register(
+    "dtriv", domain="SO(N): the component of its base", kind="square", paper="Lezcano-Casado 2019"
+)
 class DTRIV(SkewMap):
     r"""$Q = B\exp(A)$, $A = \mathrm{striu}(X) - \mathrm{striu}(X)^\top$, with a base B that follows: dynamic trivialization.
 
@@ -82,7 +84,9 @@ class DTRIV(SkewMap):
         super().__init__(n, m, **like)
         # At least float32: a base rounded to half precision would not be orthogonal.
         dtype = torch.promote_types(self.dtype, torch.float32)
-        self.register_buffer("base", torch.eye(n, dtype=dtype, device=self.device).repeat(*self.batch, 1, 1))
+        self.register_buffer(
+            "base", torch.eye(n, dtype=dtype, device=self.device).repeat(*self.batch, 1, 1)
+        )
 
     def _apply(self, fn, recurse: bool = True):
         before = self.base

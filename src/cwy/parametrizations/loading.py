@@ -44,7 +44,12 @@ def _fill(
     for name, chain in getattr(module, "parametrizations", {}).items():
         plain, inside = state_dict.get(prefix + name), f"{prefix}parametrizations.{name}."
         constrained = any(key.startswith(inside) for key in state_dict)
-        if plain is None or constrained or len(chain) != 1 or not isinstance(chain[0], OrthogonalMap):
+        if (
+            plain is None
+            or constrained
+            or len(chain) != 1
+            or not isinstance(chain[0], OrthogonalMap)
+        ):
             continue
         try:
             found = _state(chain, plain)

@@ -12,7 +12,9 @@ from ..testing import double
 from .base import OrthogonalMap
 
 
-@register("own", domain="St(N, M), M < N, columns of zero mean", kind="tall", paper="Huang et al. 2018")
+@register(
+    "own", domain="St(N, M), M < N, columns of zero mean", kind="tall", paper="Huang et al. 2018"
+)
 class OWN(OrthogonalMap):
     r"""$\Omega = \tilde V(\tilde V^\top\tilde V)^{-1/2}$ with $\tilde V = V - \frac1N\mathbf 1\mathbf 1^\top V$.
 
@@ -38,9 +40,13 @@ class OWN(OrthogonalMap):
     def __init__(self, n: int, m: int | None = None, **like) -> None:
         super().__init__(n, m, **like)
         if self.m == self.n:
-            raise ValueError(f"{self._call}: N orthonormal columns can't all have zero mean. For {n} x {n} use CWY.")
+            raise ValueError(
+                f"{self._call}: N orthonormal columns can't all have zero mean. For {n} x {n} use CWY."
+            )
         if self.dtype.is_complex:
-            raise TypeError(f"{self._call}: expected a real dtype, got {self.dtype}. For complex matrices use TCWY.")
+            raise TypeError(
+                f"{self._call}: expected a real dtype, got {self.dtype}. For complex matrices use TCWY."
+            )
 
     def matrix(self, v: Tensor) -> Tensor:
         v_ = widen(v)
@@ -58,7 +64,10 @@ class OWN(OrthogonalMap):
         return matrix.clone()
 
     def sample(self) -> Tensor:
-        return torch.randn(*self.batch, self.n, self.m, dtype=self.dtype, device=self.device) / self.n**0.5
+        return (
+            torch.randn(*self.batch, self.n, self.m, dtype=self.dtype, device=self.device)
+            / self.n**0.5
+        )
 
 
 def _inverse_root(g: Tensor) -> Tensor:
@@ -67,12 +76,18 @@ def _inverse_root(g: Tensor) -> Tensor:
         return _InverseRoot.apply(g)[0]
     if g.is_cuda and torch.cuda.is_current_stream_capturing():
         # cuSOLVER would fail now and from then on.
-        raise RuntimeError("OWN: torch.linalg.eigh waits for the device, so it can't be recorded in a CUDA graph. Use TCWY.")
+        raise RuntimeError(
+            "OWN: torch.linalg.eigh waits for the device, so it can't be recorded in a CUDA graph. Use TCWY."
+        )
     r, _, root = _DualInverseRoot.apply(g)
     # Fake and meta tensors, and those under a transform, have no values to look at.
-    plain = type(root) is Tensor and not (root.is_meta or torch._C._are_functorch_transforms_active())
+    plain = type(root) is Tensor and not (
+        root.is_meta or torch._C._are_functorch_transforms_active()
+    )
     if plain and root.isnan().any():
-        raise ValueError("OWN: V, its column means taken off, has rank below M, so there is no Ω. Draw another V.")
+        raise ValueError(
+            "OWN: V, its column means taken off, has rank below M, so there is no Ω. Draw another V."
+        )
     return r
 
 

@@ -50,8 +50,14 @@ class ReflectionMap(OrthogonalMap):
     ) -> None:
         super().__init__(n, m, **like)
         self.reflections = self.m if reflections is None else reflections
-        if isinstance(reflections, bool) or not isinstance(self.reflections, int) or not 1 <= self.reflections <= self.m:
-            raise ValueError(f"{self._call}: reflections must be a whole number between 1 and {self.m}, got {reflections!r}.")
+        if (
+            isinstance(reflections, bool)
+            or not isinstance(self.reflections, int)
+            or not 1 <= self.reflections <= self.m
+        ):
+            raise ValueError(
+                f"{self._call}: reflections must be a whole number between 1 and {self.m}, got {reflections!r}."
+            )
         if self.reflections < self.m and not self.may_have_fewer:
             raise ValueError(
                 f"{self._call}: it has exactly M = {self.m} reflections, got {reflections}. For fewer use CWY or HR."
@@ -63,7 +69,9 @@ class ReflectionMap(OrthogonalMap):
                 "Leave it out to move Q as far as a free weight."
             )
         if not self.dtype.is_complex:
-            self.register_buffer("signs", torch.ones(*self.batch, self.m, dtype=self.dtype, device=self.device))
+            self.register_buffer(
+                "signs", torch.ones(*self.batch, self.m, dtype=self.dtype, device=self.device)
+            )
 
     def _load_from_state_dict(
         self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
@@ -71,7 +79,9 @@ class ReflectionMap(OrthogonalMap):
         if wrong := wrong_sign_in(state_dict, prefix):
             error_msgs.append(wrong)
             return
-        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
 
     @property
     def may_have_fewer(self) -> bool:
@@ -100,7 +110,9 @@ class ReflectionMap(OrthogonalMap):
         if adjoint:
             return self.product_times(v, x, True)[..., : self.m] * d.conj()
         x = x * d
-        return self.product_times(v, torch.nn.functional.pad(x, (0, self.n - self.m)) if self.n > self.m else x, False)
+        return self.product_times(
+            v, torch.nn.functional.pad(x, (0, self.n - self.m)) if self.n > self.m else x, False
+        )
 
     def free(self, matrix: Tensor) -> Free:
         return self._free_near(matrix, 0.0)
@@ -109,7 +121,9 @@ class ReflectionMap(OrthogonalMap):
         # Rounding moved the polar factor about as far as the weight, out of what L < N reflections reach.
         slack = 4 * distance if distance <= _ROUNDED else 0.0
         complex_born = not hasattr(self, "signs")
-        v, signs = vectors_near(matrix, self.reflections, None if complex_born else self.signs, slack)
+        v, signs = vectors_near(
+            matrix, self.reflections, None if complex_born else self.signs, slack
+        )
         v = v * self._length_of(v)
         if complex_born:
             return v, signs
@@ -128,9 +142,17 @@ class ReflectionMap(OrthogonalMap):
     def sample(self) -> Free:
         v = torch.randn(*self.batch, self.n, self.reflections, dtype=self.dtype, device=self.device)
         if self.length != "raw":
-            length = matched_length(self.n, self.m, self.reflections) if self.length == "matched" else float(self.length)
+            length = (
+                matched_length(self.n, self.m, self.reflections)
+                if self.length == "matched"
+                else float(self.length)
+            )
             v = v * (length / torch.linalg.vector_norm(v, dim=-2, keepdim=True))
-        return (v, torch.ones(*self.batch, self.m, dtype=self.dtype, device=self.device)) if self.dtype.is_complex else v
+        return (
+            (v, torch.ones(*self.batch, self.m, dtype=self.dtype, device=self.device))
+            if self.dtype.is_complex
+            else v
+        )
 
     def extra_repr(self) -> str:
         shown = f"{super().extra_repr()}, reflections={self.reflections}"
@@ -168,4 +190,6 @@ def matched_length(n: int, m: int, reflections: int, overlap: float | None = Non
 def _is_length(length: object) -> bool:
     if isinstance(length, str):
         return length in ("matched", "raw")
-    return isinstance(length, int | float) and not isinstance(length, bool) and 0 < length < math.inf
+    return (
+        isinstance(length, int | float) and not isinstance(length, bool) and 0 < length < math.inf
+    )

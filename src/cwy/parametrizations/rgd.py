@@ -56,12 +56,20 @@ class OnManifold(OrthogonalMap):
 
     def sample(self) -> Tensor:
         half = self.dtype in (torch.float16, torch.bfloat16)
-        x = torch.randn(*self.batch, self.n, self.m, dtype=torch.float32 if half else self.dtype, device=self.device)
+        x = torch.randn(
+            *self.batch,
+            self.n,
+            self.m,
+            dtype=torch.float32 if half else self.dtype,
+            device=self.device,
+        )
         q, r = torch.linalg.qr(x)
         return (q * r.diagonal(dim1=-2, dim2=-1).sgn().unsqueeze(-2)).to(self.dtype)
 
     def extra_repr(self) -> str:
-        return ", ".join([super().extra_repr(), *(f"{key}={value!r}" for key, value in self.settings.items())])
+        return ", ".join(
+            [super().extra_repr(), *(f"{key}={value!r}" for key, value in self.settings.items())]
+        )
 
 
 def keep(module: nn.Module, name: str, chart: OnManifold) -> None:
@@ -73,7 +81,11 @@ def keep(module: nn.Module, name: str, chart: OnManifold) -> None:
 def on_manifold(module: nn.Module) -> dict[str, OnManifold]:
     """The maps of a module's own parameters that live on the manifold, by the parameter's name."""
     kept = module._modules.get("on_manifold")
-    return {n: chart for n, chart in kept.items() if isinstance(chart, OnManifold)} if isinstance(kept, nn.ModuleDict) else {}
+    return (
+        {n: chart for n, chart in kept.items() if isinstance(chart, OnManifold)}
+        if isinstance(kept, nn.ModuleDict)
+        else {}
+    )
 
 
 def release(module: nn.Module) -> list[str]:
@@ -84,7 +96,12 @@ def release(module: nn.Module) -> list[str]:
     return names
 
 
-_STIEFEL: dict[str, Any] = {"domain": "St(N, M), U(N)", "kind": "any", "complex": True, "on_manifold": True}
+_STIEFEL: dict[str, Any] = {
+    "domain": "St(N, M), U(N)",
+    "kind": "any",
+    "complex": True,
+    "on_manifold": True,
+}
 
 
 @register("rgd-c-c", paper="Tagare 2011", **_STIEFEL)
@@ -151,7 +168,13 @@ class RGDAdam(OnManifold):
     rule = "adam"
 
     def __init__(
-        self, n: int, m: int | None = None, *, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, **like
+        self,
+        n: int,
+        m: int | None = None,
+        *,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        **like,
     ) -> None:
         super().__init__(n, m, **like)
         self.settings = {"betas": tuple(betas), "eps": eps}

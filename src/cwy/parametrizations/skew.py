@@ -19,7 +19,9 @@ class SkewMap(SquareMap):
     def __init__(self, n: int, m: int | None = None, **like) -> None:
         super().__init__(n, m, **like)
         if self.dtype.is_complex:
-            raise TypeError(f"{self._call}: expected a real dtype, got {self.dtype}. For unitary matrices use CWY.")
+            raise TypeError(
+                f"{self._call}: expected a real dtype, got {self.dtype}. For unitary matrices use CWY."
+            )
 
     @staticmethod
     def skew(x: Tensor) -> Tensor:
@@ -29,7 +31,9 @@ class SkewMap(SquareMap):
 
     def planes(self, low: float, high: float) -> Tensor:
         """Angles uniform in [low, high], one for each of the ⌊N/2⌋ coordinate planes."""
-        return torch.empty(*self.batch, self.n // 2, dtype=self.dtype, device=self.device).uniform_(low, high)
+        return torch.empty(*self.batch, self.n // 2, dtype=self.dtype, device=self.device).uniform_(
+            low, high
+        )
 
     def in_planes(self, values: Tensor) -> Tensor:
         """The X of a block-diagonal A with these values above the diagonal."""

@@ -12,7 +12,14 @@ from ..registry import register
 from .base import ComplexMap
 
 
-@register("urnn", domain="subset of U(N)", kind="square", real=False, complex=True, paper="Arjovsky et al. 2016")
+@register(
+    "urnn",
+    domain="subset of U(N)",
+    kind="square",
+    real=False,
+    complex=True,
+    paper="Arjovsky et al. 2016",
+)
 class URNN(ComplexMap):
     r"""$Q = D_3 H_2 F^{-1} D_2 \Pi H_1 F D_1$ with phases D, reflections H and the unitary Fourier transform F.
 
@@ -61,7 +68,9 @@ class URNN(ComplexMap):
     def sample(self) -> tuple[Tensor, Tensor]:
         real = {"dtype": self.dtype.to_real(), "device": self.device}
         phase = torch.empty(*self.batch, 3, self.n, **real).uniform_(-math.pi, math.pi)
-        return phase, torch.view_as_complex(torch.empty(*self.batch, 2, self.n, 2, **real).uniform_(-1, 1))
+        return phase, torch.view_as_complex(
+            torch.empty(*self.batch, 2, self.n, 2, **real).uniform_(-1, 1)
+        )
 
 
 def _reflect(u: Tensor, x: Tensor) -> Tensor:

@@ -12,7 +12,11 @@ BASELINE = 1 / 6
 
 
 def _finding(series: Sequence[Series]) -> str:
-    learn = [one for one in series if max(run.last("train", "loss") or 1 for run in one.runs) < BASELINE / 10]
+    learn = [
+        one
+        for one in series
+        if max(run.last("train", "loss") or 1 for run in one.runs) < BASELINE / 10
+    ]
     rest = [one for one in series if one not in learn]
     told = [f"{say(learn, series, 'learns', 'learn')} to add"] if learn else []
     if rest:
@@ -28,14 +32,32 @@ DESCRIPTIONS = {
         "error of 1/6. Not in the paper.",
         curves=(
             Curve(
-                "loss", "loss", "mean squared error (training)", scale="log", baseline=Baseline("always 1", lambda _: BASELINE)
+                "loss",
+                "loss",
+                "mean squared error (training)",
+                scale="log",
+                baseline=Baseline("always 1", lambda _: BASELINE),
             ),
         ),
         columns=(
             Column("final loss", lambda run: run.last("train", "loss"), number),
-            Column("answers within 0.04", lambda run: run.last("test", "accuracy"), lambda share: f"{share:.1%}"),
-            Column("under 0.01 at iteration", lambda run: run.crossing(0.01), lambda step: f"{step:,.0f}", "never"),
-            Column("under 0.001 at iteration", lambda run: run.crossing(0.001), lambda step: f"{step:,.0f}", "never"),
+            Column(
+                "answers within 0.04",
+                lambda run: run.last("test", "accuracy"),
+                lambda share: f"{share:.1%}",
+            ),
+            Column(
+                "under 0.01 at iteration",
+                lambda run: run.crossing(0.01),
+                lambda step: f"{step:,.0f}",
+                "never",
+            ),
+            Column(
+                "under 0.001 at iteration",
+                lambda run: run.crossing(0.001),
+                lambda step: f"{step:,.0f}",
+                "never",
+            ),
         ),
         finding=_finding,
     )

@@ -48,12 +48,19 @@ class Adding(RecurrentTask):
         return mse_loss(answer, wanted), {"accuracy": near}
 
     def evaluate(self, model: nn.Module) -> dict[str, dict[str, float]]:
-        return {"test": self.mean(model, (self._draw("test", i) for i in range(self.config.evaluation_batches)))}
+        return {
+            "test": self.mean(
+                model, (self._draw("test", i) for i in range(self.config.evaluation_batches))
+            )
+        }
 
     def _draw(self, split: str, index: int) -> Batch:
         """Numbers ``(B, T)`` and the places of the two marks ``(B, 2)``."""
         size, steps, half = self.config.batch_size, self.config.T, self.config.T // 2
         draw = {"generator": self.generator(split, index), "device": self.device}
         numbers = torch.rand(size, steps, dtype=self.dtype, **draw)
-        places = torch.randint(0, half, (size,), **draw), torch.randint(half, steps, (size,), **draw)
+        places = (
+            torch.randint(0, half, (size,), **draw),
+            torch.randint(half, steps, (size,), **draw),
+        )
         return numbers, torch.stack(places, 1)

@@ -24,7 +24,11 @@ PIECES = 5
 def slope(run: Run) -> tuple[float, float] | None:
     """The slope over the last decade of K by least squares; its error is the standard error over fifths of the decade."""
     steps, values = run.curve("test", "minimum")
-    points = [(math.log(k), math.log(v)) for k, v in zip(steps, values, strict=True) if 10 * k >= steps[-1]]
+    points = [
+        (math.log(k), math.log(v))
+        for k, v in zip(steps, values, strict=True)
+        if 10 * k >= steps[-1]
+    ]
     if len(points) < 2 * PIECES:
         return None
     # One point in each of fifty equal parts of log K: the late steps, which are many, do not outweigh the others.
@@ -48,9 +52,21 @@ def _lines(axes: Axes, series: Sequence[Series]) -> None:
         last = math.exp(mean(math.log(run.curve("test", "minimum")[1][-1]) for run in fitted))
         first = last * 10 ** -mean(fit[0] for fit in fits)
         style: dict[str, Any] = {"color": axes.spines["left"].get_edgecolor(), "linewidth": 1.4}
-        axes.plot(ends, (first, last), linestyle=(0, (1, 1)), label=f"fit of {one.label}: slope {_told(one)}", **style)
+        axes.plot(
+            ends,
+            (first, last),
+            linestyle=(0, (1, 1)),
+            label=f"fit of {one.label}: slope {_told(one)}",
+            **style,
+        )
         theorem = "theorem: slope −0.5" if one is series[-1] else None
-        axes.plot(ends, (1.3 * first, 1.3 * first * 10**THEOREM), linestyle=(0, (4, 3)), label=theorem, **style)
+        axes.plot(
+            ends,
+            (1.3 * first, 1.3 * first * 10**THEOREM),
+            linestyle=(0, (4, 3)),
+            label=theorem,
+            **style,
+        )
 
 
 def _told(one: Series) -> str:
@@ -67,14 +83,21 @@ def _over_seeds(one: Series) -> tuple[float, float]:
 
 def _finding(series: Sequence[Series]) -> str:
     fitted = [one for one in series if all(slope(run) for run in one.runs)]
-    growths = (growth for one in series for run in one.runs if (growth := run.last("test", "growth")) is not None)
+    growths = (
+        growth
+        for one in series
+        for run in one.runs
+        if (growth := run.last("test", "growth")) is not None
+    )
     kept = min(growths) >= -ROUNDING
     norms = "no vector ever gets shorter" if kept else "some vector GETS SHORTER"
     if not fitted:
         return f"too short to fit a slope; {norms}"
     slopes = listed([f"{_told(one)} ({one.label})" for one in fitted])
     holds = all(rate <= THEOREM + error for rate, error in map(_over_seeds, fitted))
-    verdict = "as fast as the theorem's −0.5 or faster" if holds else "NOT as fast as the theorem's −0.5"
+    verdict = (
+        "as fast as the theorem's −0.5 or faster" if holds else "NOT as fast as the theorem's −0.5"
+    )
     return f"the squared gradient falls with slope {slopes}, {verdict}; {norms}"
 
 
@@ -114,7 +137,11 @@ DESCRIPTIONS = {
             Column("slope", _slope(0), lambda value: f"{value:.3f}"),
             Column("its standard error", _slope(1), lambda value: f"{value:.3f}"),
             Column("smallest E‖∇f‖²", lambda run: run.last("test", "minimum"), number),
-            Column("smallest growth of a norm in a step", lambda run: run.last("test", "growth"), number),
+            Column(
+                "smallest growth of a norm in a step",
+                lambda run: run.last("test", "growth"),
+                number,
+            ),
         ),
         finding=_finding,
         published=lambda config: "slope at most −0.5",

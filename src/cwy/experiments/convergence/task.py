@@ -25,7 +25,9 @@ class Descent(nn.Module):
     def __init__(self, method: str, replicas: int, start: Tensor) -> None:
         super().__init__()
         size = start.shape[-2:]
-        self.weight = nn.Parameter(torch.empty(replicas, *size, dtype=start.dtype, device=start.device))
+        self.weight = nn.Parameter(
+            torch.empty(replicas, *size, dtype=start.dtype, device=start.device)
+        )
         orthogonal(self, method=method, init="random", length="raw")
         with torch.no_grad():
             self.vectors.copy_(start)
@@ -64,7 +66,9 @@ class Convergence(Task[ConvergenceConfig]):
         super().__init__(settings, device)
         N, M = self.config.N, self.config.M
         if (N == M) != (settings.method == "cwy") or N < M:
-            raise ConfigError(f"N x M = {N} x {M} does not suit {settings.method}: cwy needs N = M, tcwy N > M.")
+            raise ConfigError(
+                f"N x M = {N} x {M} does not suit {settings.method}: cwy needs N = M, tcwy N > M."
+            )
         draw = {"generator": self.generator("objective"), "dtype": self.dtype, "device": device}
         self.w = torch.randn(self.config.terms, N, **draw)
         self.a = torch.randn(self.config.terms, M, **draw) / math.sqrt(M)
@@ -80,7 +84,9 @@ class Convergence(Task[ConvergenceConfig]):
 
     def model(self) -> Descent:
         size = self.config.N, self.config.M
-        start = torch.randn(size, generator=self.generator("start"), dtype=self.dtype, device=self.device)
+        start = torch.randn(
+            size, generator=self.generator("start"), dtype=self.dtype, device=self.device
+        )
         return Descent(self.settings.method, self.config.replicas, start / start.norm(dim=0))
 
     def objective(self, x: Tensor, chosen: Tensor | None = None) -> Tensor:
@@ -93,7 +99,11 @@ class Convergence(Task[ConvergenceConfig]):
 
     def batch(self, step: int) -> Batch:
         size = self.config.replicas, self.config.batch_size
-        return (torch.randint(self.config.terms, size, generator=self.generator("terms", step), device=self.device),)
+        return (
+            torch.randint(
+                self.config.terms, size, generator=self.generator("terms", step), device=self.device
+            ),
+        )
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         if len(batch[0]) != self.config.replicas:
@@ -120,6 +130,10 @@ class Convergence(Task[ConvergenceConfig]):
 
     def evaluate(self, model: nn.Module) -> dict[str, dict[str, float]]:
         model = cast(Descent, model)
-        seen = {"loss": self.objective(model.weight).mean(), "gradient": model.gradient, "minimum": model.minimum}
+        seen = {
+            "loss": self.objective(model.weight).mean(),
+            "gradient": model.gradient,
+            "minimum": model.minimum,
+        }
         seen |= {"norm": model.norms.min(), "growth": model.growth}
         return {"test": dict(zip(seen, torch.stack(list(seen.values())).tolist(), strict=True))}

@@ -39,13 +39,20 @@ def finding(series: Sequence[Series]) -> str:
     if better:
         told.append(f"{say(better, series, 'gets', 'get')} under the no-memory baseline")
     if rest:
-        told.append(say(rest, series, "does not", "do not") + ("" if better else " beat the no-memory baseline"))
+        told.append(
+            say(rest, series, "does not", "do not")
+            + ("" if better else " beat the no-memory baseline")
+        )
     return "; ".join(told)
 
 
 def _published(config: Config) -> str | None:
     whole = config.get("reflections") in (None, config["hidden_size"])
-    return PAPER.get(config["method"]) if config["T"] in (1000, 2000) and config["hidden_size"] == 190 and whole else None
+    return (
+        PAPER.get(config["method"])
+        if config["T"] in (1000, 2000) and config["hidden_size"] == 190 and whole
+        else None
+    )
 
 
 DESCRIPTIONS = {
@@ -66,10 +73,28 @@ DESCRIPTIONS = {
         ),
         columns=(
             Column("held-out loss", lambda run: run.last("test", "loss"), number),
-            Column("times under the baseline", _gain, lambda value: f"{value:,.0f}" if value >= 10 else f"{value:.2f}"),
-            Column("symbols recalled", lambda run: run.last("test", "accuracy"), lambda share: f"{share:.1%}"),
-            Column("under 0.01 at iteration", lambda run: run.crossing(0.01), lambda step: f"{step:,.0f}", "never"),
-            Column("under 0.001 at iteration", lambda run: run.crossing(0.001), lambda step: f"{step:,.0f}", "never"),
+            Column(
+                "times under the baseline",
+                _gain,
+                lambda value: f"{value:,.0f}" if value >= 10 else f"{value:.2f}",
+            ),
+            Column(
+                "symbols recalled",
+                lambda run: run.last("test", "accuracy"),
+                lambda share: f"{share:.1%}",
+            ),
+            Column(
+                "under 0.01 at iteration",
+                lambda run: run.crossing(0.01),
+                lambda step: f"{step:,.0f}",
+                "never",
+            ),
+            Column(
+                "under 0.001 at iteration",
+                lambda run: run.crossing(0.001),
+                lambda step: f"{step:,.0f}",
+                "never",
+            ),
         ),
         finding=finding,
         published=_published,

@@ -53,8 +53,16 @@ class Copying(RecurrentTask):
         return cross_entropy(logits.flatten(0, 1), y.flatten()), {"accuracy": recalled}
 
     def evaluate(self, model: nn.Module) -> dict[str, dict[str, float]]:
-        return {"test": self.mean(model, (self._draw("test", i) for i in range(self.config.evaluation_batches)))}
+        return {
+            "test": self.mean(
+                model, (self._draw("test", i) for i in range(self.config.evaluation_batches))
+            )
+        }
 
     def _draw(self, split: str, index: int) -> Batch:
         shape = (self.config.batch_size, LENGTH)
-        return (torch.randint(1, SYMBOLS + 1, shape, generator=self.generator(split, index), device=self.device),)
+        return (
+            torch.randint(
+                1, SYMBOLS + 1, shape, generator=self.generator(split, index), device=self.device
+            ),
+        )

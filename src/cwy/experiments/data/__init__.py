@@ -3,4 +3,14 @@
 from .fetch import DataError, DataSet, File, default_root, ensure, fetch, inspect
 from .sets import DATASETS, find
 
-__all__ = ["DATASETS", "DataError", "DataSet", "File", "default_root", "ensure", "fetch", "find", "inspect"]
+__all__ = [
+    "DATASETS",
+    "DataError",
+    "DataSet",
+    "File",
+    "default_root",
+    "ensure",
+    "fetch",
+    "find",
+    "inspect",
+]

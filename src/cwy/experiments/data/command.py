@@ -25,13 +25,22 @@ def show(console: Console) -> None:
     table.add_column("what, and from where", overflow="fold")
     for dataset in DATASETS.values():
         folder = dataset.folder()
-        parts, what = [(folder / file.name).is_file() or file.unpacked(folder) for file in dataset.files], "files"
+        parts, what = (
+            [(folder / file.name).is_file() or file.unpacked(folder) for file in dataset.files],
+            "files",
+        )
         if dataset is KTH and all(parts):
             from . import kth
 
             parts, what = [video.path(folder).is_file() for video in kth.listed(folder)], "videos"
-        state = "yes" if all(parts) else f"{sum(parts)} of {len(parts)} {what}" if any(parts) else "no"
-        size = "–" if any(file.size is None for file in dataset.files) else f"{dataset.size / 1e6:.1f} MB"
+        state = (
+            "yes" if all(parts) else f"{sum(parts)} of {len(parts)} {what}" if any(parts) else "no"
+        )
+        size = (
+            "–"
+            if any(file.size is None for file in dataset.files)
+            else f"{dataset.size / 1e6:.1f} MB"
+        )
         table.add_row(dataset.name, state, size, f"{dataset.about}\n{dataset.home}")
     console.print(table)
     console.print(f"Folder: {default_root()} (set CWY_DATA to choose another)", soft_wrap=True)
@@ -106,16 +115,24 @@ def _check_kth(folder: Path, console: Console) -> Checked:
         ours = {action: found.get(action, {}).get(name, 0) for action in values}
         papers &= ours == values
         table.add_row(
-            name, *(f"{o:g}" if o == p else f"{o:g}, paper {p:g}" for o, p in zip(ours.values(), values.values(), strict=True))
+            name,
+            *(
+                f"{o:g}" if o == p else f"{o:g}, paper {p:g}"
+                for o, p in zip(ours.values(), values.values(), strict=True)
+            ),
         )
     console.print("KTH: lengths of sequences in frames, and frames of each split:", end="\n\n")
     console.print(table)
     verdict = "These are the paper's numbers." if papers else "They are NOT the paper's."
-    console.print(f"{verdict} Left out: {', '.join(f'{name}, {why}' for name, why in kth.LEFT_OUT.items())}.")
+    console.print(
+        f"{verdict} Left out: {', '.join(f'{name}, {why}' for name, why in kth.LEFT_OUT.items())}."
+    )
     here = [video for video in videos if video.path(folder).is_file()]
     if find_spec("av") is None:
         console.print(f"{len(here)} of {len(videos)} videos are here, none of them decoded.")
-        return Checked(0, len(videos), "videos", 'decoding them needs PyAV: pip install "cwy[video]"')
+        return Checked(
+            0, len(videos), "videos", 'decoding them needs PyAV: pip install "cwy[video]"'
+        )
     wrong = []
     for video in here:
         try:
@@ -123,7 +140,9 @@ def _check_kth(folder: Path, console: Console) -> Checked:
         except DataError as error:
             wrong.append(video)
             console.print(str(error), soft_wrap=True)
-    console.print(f"{len(here)} of {len(videos)} videos are here, {len(here) - len(wrong)} of them whole.")
+    console.print(
+        f"{len(here)} of {len(videos)} videos are here, {len(here) - len(wrong)} of them whole."
+    )
     unlike = "" if papers else f"{kth.LIST} does not give the paper's numbers"
     return Checked(len(here) - len(wrong), len(videos), "videos", unlike)
 
@@ -135,11 +154,15 @@ def decode(name: str, console: Console) -> None:
 
     sets = {"kth": (kth.ACTIONS, kth.load), "weizmann": (weizmann.ACTIONS, weizmann.load)}
     if name not in sets:
-        raise DataError(f"data set {find(name).name!r} has no videos. Those that have: {', '.join(sets)}.")
+        raise DataError(
+            f"data set {find(name).name!r} has no videos. Those that have: {', '.join(sets)}."
+        )
     actions, load = sets[name]
     for action in actions:
         videos = load(action)
-        counts = ", ".join(f"{split} {len(spans)} sequences" for split, spans in videos.sequences.items())
+        counts = ", ".join(
+            f"{split} {len(spans)} sequences" for split, spans in videos.sequences.items()
+        )
         console.print(f"{frames_root() / f'{name}-{action}.safetensors'}: {counts}", soft_wrap=True)
 
 
@@ -164,7 +187,9 @@ def fetch(name: str, console: Console) -> bool:
         if missing:
             parts = ", ".join(sorted({video.action for video in missing}))
             every = len(kth.listed(folder))
-            console.print(f"{every - len(missing)} of {every} videos are here: {folder}", soft_wrap=True)
+            console.print(
+                f"{every - len(missing)} of {every} videos are here: {folder}", soft_wrap=True
+            )
             console.print(f"Videos are missing in: {parts}.")
             console.print("An action that has a folder is not downloaded.")
             console.print("To get the rest, move these folders away and fetch again.")

@@ -111,7 +111,11 @@ def inspect(path: Path, file: File) -> str | None:
         except ValueError as error:
             return f"is no archive of {file.inside}: {error}"
         found = hashlib.sha256(content).hexdigest()
-        return None if found == file.sha256 else f"has a {file.inside} of the wrong content, sha256 {found}"
+        return (
+            None
+            if found == file.sha256
+            else f"has a {file.inside} of the wrong content, sha256 {found}"
+        )
     if file.size is not None and path.stat().st_size != file.size:
         return f"has {path.stat().st_size} bytes, not {file.size}"
     found = digest(path, file.kind)
@@ -123,7 +127,13 @@ def ensure(dataset: DataSet, root: Path | None = None) -> Path:
     return fetch(dataset, root, repair=False)
 
 
-def fetch(dataset: DataSet, root: Path | None = None, watch: Watch = lambda file, done: None, *, repair: bool = True) -> Path:
+def fetch(
+    dataset: DataSet,
+    root: Path | None = None,
+    watch: Watch = lambda file, done: None,
+    *,
+    repair: bool = True,
+) -> Path:
     """Downloads the files of a data set that are missing, or damaged if ``repair``; returns their folder.
 
     A file comes under a temporary name, goes on where an earlier attempt stopped, and gets its own name once its hash is right.
@@ -136,7 +146,9 @@ def fetch(dataset: DataSet, root: Path | None = None, watch: Watch = lambda file
             continue
         wrong = inspect(path, file)
         if wrong and path.exists() and not repair:
-            raise DataError(f"{path} {wrong}; expected {file.kind} {file.sha256}. Get it anew: cwy data fetch {dataset.name}")
+            raise DataError(
+                f"{path} {wrong}; expected {file.kind} {file.sha256}. Get it anew: cwy data fetch {dataset.name}"
+            )
         if wrong:
             _fetch(file, urljoin(dataset.home, file.name), path, watch)
         watch(file, path.stat().st_size)
@@ -224,11 +236,16 @@ class _Transfer:
             if self.over.is_set():
                 return
             resumed = done and answer.status == 206
-            with self.partial.open("ab" if resumed else "wb") as out, suppress(ConnectionError, TimeoutError, HTTPException):
+            with (
+                self.partial.open("ab" if resumed else "wb") as out,
+                suppress(ConnectionError, TimeoutError, HTTPException),
+            ):
                 self._copy(answer, out)
         if self.file.size is None and _size(self.partial) > self.most:
             self.partial.unlink()
-            raise OSError(f"it is longer than {self.most} bytes, the most that is taken where the size is not known")
+            raise OSError(
+                f"it is longer than {self.most} bytes, the most that is taken where the size is not known"
+            )
 
     def _copy(self, answer: HTTPResponse, out: BinaryIO) -> None:
         # One read of the socket at a time: bytes that drip in are seen, and the end of patience is too.
@@ -260,7 +277,9 @@ def _within(seconds: float, transfer: _Transfer) -> None:
     finally:
         transfer.over.set()
     if thread.is_alive():
-        raise OSError(f"it took longer than {seconds:g} seconds. What has come is kept: fetch again to go on")
+        raise OSError(
+            f"it took longer than {seconds:g} seconds. What has come is kept: fetch again to go on"
+        )
     for error in errors:
         raise error
 

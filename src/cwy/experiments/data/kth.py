@@ -70,14 +70,22 @@ def load(action: str, root: Path | None = None) -> Videos:
     if not any(here(folder, action)) and not kept(f"kth-{action}"):
         ensure(KTH.only(LIST, f"{action}.zip"), root)
     videos = list(here(folder, action))
-    sources = {LIST: folder / LIST} | {video.name: video.path(folder) for video in videos} if videos else {}
+    sources = (
+        {LIST: folder / LIST} | {video.name: video.path(folder) for video in videos}
+        if videos
+        else {}
+    )
     return cached(f"kth-{action}", sources, lambda: assemble(_sequences(folder, videos)))
 
 
 def here(folder: Path, action: str) -> Iterator[Video]:
     """The listed videos of an action that are in a folder."""
     if (folder / LIST).exists():
-        yield from (video for video in listed(folder) if video.action == action and video.path(folder).is_file())
+        yield from (
+            video
+            for video in listed(folder)
+            if video.action == action and video.path(folder).is_file()
+        )
 
 
 def frames(folder: Path, video: Video) -> Tensor:
@@ -104,12 +112,23 @@ def statistics(videos: list[Video]) -> dict[str, dict[str, float]]:
     """Of each action that has videos: the shortest, longest and mean sequence, and the frames of each split."""
     found = {}
     for action in ACTIONS:
-        lengths = [(v.split, last - first + 1) for v in videos if v.action == action for first, last in v.ranges]
+        lengths = [
+            (v.split, last - first + 1)
+            for v in videos
+            if v.action == action
+            for first, last in v.ranges
+        ]
         if not lengths:
             continue
         frames = [length for _, length in lengths]
-        found[action] = {"shortest": min(frames), "longest": max(frames), "mean": round(sum(frames) / len(frames), 1)}
-        found[action] |= {split: sum(length for part, length in lengths if part == split) for split in SPLITS}
+        found[action] = {
+            "shortest": min(frames),
+            "longest": max(frames),
+            "mean": round(sum(frames) / len(frames), 1),
+        }
+        found[action] |= {
+            split: sum(length for part, length in lengths if part == split) for split in SPLITS
+        }
     return found
 
 

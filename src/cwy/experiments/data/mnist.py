@@ -34,7 +34,9 @@ def load(root: Path | None = None) -> Mnist:
     """
     folder = ensure(MNIST, root)
     shapes = (60000, 28, 28), (60000,), (10000, 28, 28), (10000,)
-    parts = [read_idx(folder / file.name, shape) for file, shape in zip(MNIST.files, shapes, strict=True)]
+    parts = [
+        read_idx(folder / file.name, shape) for file, shape in zip(MNIST.files, shapes, strict=True)
+    ]
     return Mnist(*(part.flatten(1) if part.dim() == 3 else part.long() for part in parts))
 
 
@@ -47,11 +49,15 @@ def read_idx(path: Path, shape: tuple[int, ...]) -> Tensor:
     # Two zero bytes, the type, the number of dimensions, then each as a big-endian 32-bit integer.
     magic = bytes([0, 0, UBYTE, len(shape)])
     if content[:4] != magic:
-        raise DataError(f"{path}: starts with {bytes(content[:4]).hex(' ')}, not the IDX magic {magic.hex(' ')}.")
+        raise DataError(
+            f"{path}: starts with {bytes(content[:4]).hex(' ')}, not the IDX magic {magic.hex(' ')}."
+        )
     header = 4 + 4 * len(shape)
     found = tuple(int.from_bytes(content[i : i + 4], "big") for i in range(4, header, 4))
     if found != shape:
         raise DataError(f"{path}: says its shape is {found}, expected {shape}.")
     if len(content) - header != math.prod(shape):
-        raise DataError(f"{path}: holds {len(content) - header} values, its shape {shape} needs {math.prod(shape)}.")
+        raise DataError(
+            f"{path}: holds {len(content) - header} values, its shape {shape} needs {math.prod(shape)}."
+        )
     return torch.frombuffer(content, dtype=torch.uint8, offset=header).reshape(shape)

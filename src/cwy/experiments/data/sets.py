@@ -12,10 +12,26 @@ MNIST = DataSet(
     "handwritten digits, 60,000 + 10,000 images of 28 x 28 (LeCun, Cortes, Burges)",
     "https://ossci-datasets.s3.amazonaws.com/mnist/",
     (
-        File("train-images-idx3-ubyte.gz", 9912422, "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609"),
-        File("train-labels-idx1-ubyte.gz", 28881, "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c"),
-        File("t10k-images-idx3-ubyte.gz", 1648877, "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6"),
-        File("t10k-labels-idx1-ubyte.gz", 4542, "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6"),
+        File(
+            "train-images-idx3-ubyte.gz",
+            9912422,
+            "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+        ),
+        File(
+            "train-labels-idx1-ubyte.gz",
+            28881,
+            "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+        ),
+        File(
+            "t10k-images-idx3-ubyte.gz",
+            1648877,
+            "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+        ),
+        File(
+            "t10k-labels-idx1-ubyte.gz",
+            4542,
+            "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+        ),
     ),
 )
 
@@ -24,7 +40,11 @@ KTH = DataSet(
     "six human actions by 25 people, 599 videos of 160 x 120 (Schuldt, Laptev, Caputo 2004)",
     "https://www.csc.kth.se/cvap/actions/",
     (
-        File("00sequences.txt", 38081, "6331f4e4d0d820f306a46c40f82afc39f2486cc8723fe15f4742c14c261ccba7"),
+        File(
+            "00sequences.txt",
+            38081,
+            "6331f4e4d0d820f306a46c40f82afc39f2486cc8723fe15f4742c14c261ccba7",
+        ),
         File("walking.zip", None, "a3e81537271a0ab4576591774baa38c2d97b7e3a", archive=True),
         File("jogging.zip", None, "21943bdbcef9dad106db0d74661e49eaeaa15a25", archive=True),
         File("running.zip", None, "da83bb313edfd4455fffdda6263696fa10d43c6f", archive=True),
@@ -38,7 +58,9 @@ KTH = DataSet(
 def _listed(name: str) -> tuple[File, ...]:
     """The files of a list beside this one: name, size, SHA-256."""
     lines = Path(__file__).with_name(name).read_text(encoding="ascii").splitlines()
-    return tuple(File(path, int(size), sha256) for path, size, sha256 in (line.split("\t") for line in lines))
+    return tuple(
+        File(path, int(size), sha256) for path, size, sha256 in (line.split("\t") for line in lines)
+    )
 
 
 WEIZMANN = DataSet(

@@ -66,4 +66,6 @@ def _refuse_outsiders(archive: Path, names: list[str], target: Path) -> None:
     # The extractors would mend some such names silently.
     for name in names:
         if not (target / name).resolve().is_relative_to(target.resolve()):
-            raise ValueError(f"{archive}: its member {name!r} would be written outside of {target}; refused.")
+            raise ValueError(
+                f"{archive}: its member {name!r} would be written outside of {target}; refused."
+            )

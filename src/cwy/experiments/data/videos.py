@@ -72,7 +72,9 @@ def cached(name: str, sources: Mapping[str, Path], make: Callable[[], Videos]) -
         path.parent.mkdir(parents=True, exist_ok=True)
         write(path, videos, {"version": VERSION, "sources": of})
     except OSError as error:
-        raise DataError(f"cannot keep decoded videos at {path}: {error}. Set CWY_FRAMES to a folder for them.") from error
+        raise DataError(
+            f"cannot keep decoded videos at {path}: {error}. Set CWY_FRAMES to a folder for them."
+        ) from error
     return videos
 
 
@@ -98,10 +100,22 @@ def read(path: Path) -> tuple[Videos, dict]:
         # A cache that was made before there was such a hash has none.
         if about.get("digest", _digest(about, frames)) != _digest(about, frames):
             raise ValueError("its names and bounds are not those of its hash")
-        videos = Videos(frames, {split: _spans(about["sequences"][split], frames) for split in SPLITS})
+        videos = Videos(
+            frames, {split: _spans(about["sequences"][split], frames) for split in SPLITS}
+        )
         return videos, about["made_of"]
-    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError) as error:
-        raise DataError(f"{path} is damaged: {error}. Delete it, to decode the videos anew.") from None
+    except (
+        SafetensorError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+        OSError,
+    ) as error:
+        raise DataError(
+            f"{path} is damaged: {error}. Delete it, to decode the videos anew."
+        ) from None
 
 
 def decode(path: Path) -> Tensor:
@@ -158,7 +172,9 @@ def _spans(found: list[list[int]], frames: Tensor) -> list[Span]:
     spans = []
     for start, stop in found:
         if type(start) is not int or type(stop) is not int or not 0 <= start < stop <= len(frames):
-            raise ValueError(f"a sequence goes from {start} to {stop}, and there are {len(frames)} frames")
+            raise ValueError(
+                f"a sequence goes from {start} to {stop}, and there are {len(frames)} frames"
+            )
         spans.append((start, stop))
     return spans
 

@@ -19,10 +19,15 @@ PERSONS = {
 def load(action: str, root: Path | None = None) -> Videos:
     """The sequences of one action, by persons; fetched if neither videos nor decoded frames are here."""
     folder, name = WEIZMANN.folder(root), f"weizmann-{action}"
-    paths = {split: [folder / action / f"{person}_{action}.avi" for person in persons] for split, persons in PERSONS.items()}
+    paths = {
+        split: [folder / action / f"{person}_{action}.avi" for person in persons]
+        for split, persons in PERSONS.items()
+    }
     every = [path for theirs in paths.values() for path in theirs]
     if any(path.is_file() for path in every) or not kept(name):
         ensure(WEIZMANN.only(*(f"{action}/{path.name}" for path in every)), root)
     sources = {path.name: path for path in every if path.is_file()}
-    parts = lambda: {split: [square(decode(path)) for path in theirs] for split, theirs in paths.items()}
+    parts = lambda: {
+        split: [square(decode(path)) for path in theirs] for split, theirs in paths.items()
+    }
     return cached(name, sources, lambda: assemble(parts()))

@@ -31,7 +31,9 @@ def show_tasks(console: Console) -> None:
         view.add_row(name, about)
     console.print(view)
     console.print("The first recipe and the first method are the defaults.")
-    console.print("A recipe of kth, weizmann or movingmnist may begin with its method: kth/tcwy-walking.")
+    console.print(
+        "A recipe of kth, weizmann or movingmnist may begin with its method: kth/tcwy-walking."
+    )
     console.print("Every setting of a recipe: cwy train TASK/RECIPE --help")
 
 

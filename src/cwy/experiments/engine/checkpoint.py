@@ -62,7 +62,9 @@ def parse(content: bytes) -> dict[str, Any]:
         state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except Exception as error:
         # Bytes with the right hash may still be anybody's, and torch raises whatever it meets.
-        raise Damaged(f"a checkpoint can't be read, though its hash is right: {type(error).__name__}.") from error
+        raise Damaged(
+            f"a checkpoint can't be read, though its hash is right: {type(error).__name__}."
+        ) from error
     if not isinstance(state, dict):
         raise Damaged("a checkpoint holds no state, though its hash is right.")
     return state
@@ -86,7 +88,9 @@ def last(folder: Path, say: Callable[[str], object]) -> bytes:
                 damaged.rename(damaged.with_suffix(".damaged"))
             return content
     if paths:
-        raise Damaged(f"no checkpoint in {folder} is whole. To start the run again, delete that folder.")
+        raise Damaged(
+            f"no checkpoint in {folder} is whole. To start the run again, delete that folder."
+        )
     return b""
 
 

@@ -54,14 +54,24 @@ def train(
     if not methods:
         raise ConfigError("--method names none, e.g. 'cwy,lstm'.")
     every = [
-        task.settings(what, method, seed, tuple(assignments), device=device, precision=precision, compile=compile)
+        task.settings(
+            what,
+            method,
+            seed,
+            tuple(assignments),
+            device=device,
+            precision=precision,
+            compile=compile,
+        )
         for method in methods
         for seed in seeds
     ]
     group, place = Group(device), Path("runs") / every[0].task
     with group.joined():
         if len(every) == 1:
-            return _start(every[0], Folder(out or place / every[0].name), group, stop, console, go_on=False)
+            return _start(
+                every[0], Folder(out or place / every[0].name), group, stop, console, go_on=False
+            )
         place = out or place
         statuses = [_sweep(one, Folder(place / one.name), group, stop, console) for one in every]
         if group.first:
@@ -87,7 +97,9 @@ def check_device(name: str) -> None:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise ConfigError(f"--device {name} can't be used: {reason}. See `cwy info` for the devices here.") from None
+        raise ConfigError(
+            f"--device {name} can't be used: {reason}. See `cwy info` for the devices here."
+        ) from None
     if device.type not in ("cpu", "cuda"):
         raise ConfigError(f"--device must be cpu or cuda, got {name}.")
 
@@ -111,7 +123,15 @@ def _sweep(settings: Settings, folder: Folder, group: Group, stop: Stop, console
         return getattr(error, "status", FAILED)
 
 
-def _start(settings: Settings, folder: Folder, group: Group, stop: Stop, console: Console, go_on: bool, hint: str = "") -> int:
+def _start(
+    settings: Settings,
+    folder: Folder,
+    group: Group,
+    stop: Stop,
+    console: Console,
+    go_on: bool,
+    hint: str = "",
+) -> int:
     """Runs one, unless it is done."""
     # The first rank looks: the others may be elsewhere, or come when it has begun to write.
     problem = group.broadcast(_problem(settings, folder, go_on).encode() if group.first else b"")
@@ -143,7 +163,12 @@ def _start(settings: Settings, folder: Folder, group: Group, stop: Stop, console
 
 
 def _train(
-    settings: Settings, folder: Folder, group: Group, stop: Stop, display: Display, leave: Callable[[], str]
+    settings: Settings,
+    folder: Folder,
+    group: Group,
+    stop: Stop,
+    display: Display,
+    leave: Callable[[], str],
 ) -> dict[str, Any]:
     try:
         with blaming_memory():
@@ -161,8 +186,14 @@ def _writing(folder: Folder) -> Generator[None]:
     try:
         yield
     except OSError as error:
-        hint = f" To go on from its last checkpoint: cwy resume {folder.path}" if folder.last_checkpoint() else ""
-        raise RunError(f"cannot write to the folder {folder.path}: {error.strerror or error}.{hint}") from error
+        hint = (
+            f" To go on from its last checkpoint: cwy resume {folder.path}"
+            if folder.last_checkpoint()
+            else ""
+        )
+        raise RunError(
+            f"cannot write to the folder {folder.path}: {error.strerror or error}.{hint}"
+        ) from error
 
 
 def _problem(settings: Settings, folder: Folder, go_on: bool) -> str:
@@ -190,7 +221,11 @@ def _told(record: dict[str, Any], folder: Folder) -> str:
     from ..report.panels import arrange
 
     split = next(split for split in ("test", "validation", "train") if split in record["final"])
-    final = ", ".join(f"{split} {name} {value:.4g}" for name, value in record["final"][split].items() if name in MEASURES)
+    final = ", ".join(
+        f"{split} {name} {value:.4g}"
+        for name, value in record["final"][split].items()
+        if name in MEASURES
+    )
     best = record["best"]
     told = f"\nBest {best['metric']}: {best['value']:.4g}, at step {best['step']}" if best else ""
     (panel,) = arrange([read_run(folder.path)])

@@ -20,7 +20,9 @@ LARGEST = 10**9
 """The largest whole number that a setting may be."""
 
 
-NO_MEMORY = r"(?i)out of memory|can't allocate memory|not enough memory|invalid size|overflow|too large"
+NO_MEMORY = (
+    r"(?i)out of memory|can't allocate memory|not enough memory|invalid size|overflow|too large"
+)
 """How torch's errors begin where a tensor does not fit."""
 
 
@@ -55,15 +57,21 @@ class Config:
         for f in fields(self):
             value, choices = getattr(self, f.name), f.metadata.get("choices")
             if choices and value not in choices:
-                raise ConfigError(f"{f.name} must be {one_of(choices)}, got {_cut(value)}.{_near(value, choices)}")
+                raise ConfigError(
+                    f"{f.name} must be {one_of(choices)}, got {_cut(value)}.{_near(value, choices)}"
+                )
             if isinstance(value, int) and value > f.metadata.get("most", LARGEST):
-                raise ConfigError(f"{f.name} must be at most {f.metadata.get('most', LARGEST):,}, got {_cut(value)}.")
+                raise ConfigError(
+                    f"{f.name} must be at most {f.metadata.get('most', LARGEST):,}, got {_cut(value)}."
+                )
             if isinstance(value, float) and not math.isfinite(value):
                 raise ConfigError(f"{f.name} must be positive and finite, got {value!r}.")
             if isinstance(value, int | float) and not isinstance(value, bool) and value <= 0:
                 raise ConfigError(f"{f.name} must be positive and finite, got {_cut(value)}.")
             if isinstance(value, str) and not value.isprintable():
-                raise ConfigError(f"{f.name} must be a text without control characters, got {_cut(value)}.")
+                raise ConfigError(
+                    f"{f.name} must be a text without control characters, got {_cut(value)}."
+                )
 
     def with_settings(self, assignments: Iterable[str]) -> Self:
         """This config with ``key=value`` texts applied, each read by the type of its field.
@@ -129,7 +137,9 @@ def check_key(cls: type[Config], key: str) -> None:
     """Raises, with the nearest names, unless the config has this key."""
     known = [f.name for f in fields(cls)]
     if key not in known:
-        raise ConfigError(f"unknown setting {_cut(key)}.{_near(key, known)} Known: {', '.join(known)}.")
+        raise ConfigError(
+            f"unknown setting {_cut(key)}.{_near(key, known)} Known: {', '.join(known)}."
+        )
 
 
 def check_type(cls: type[Config], key: str, value: object) -> None:
@@ -145,7 +155,9 @@ def choose(what: str, name: str, known: Iterable[str]) -> str:
     known = list(known)
     if name not in known:
         more = f" and {len(known) - SHOWN} more" if len(known) > SHOWN else ""
-        raise ConfigError(f"unknown {what} {_cut(name)}.{_near(name, known)} Known: {', '.join(known[:SHOWN])}{more}.")
+        raise ConfigError(
+            f"unknown {what} {_cut(name)}.{_near(name, known)} Known: {', '.join(known[:SHOWN])}{more}."
+        )
     return name
 
 
@@ -185,7 +197,13 @@ def _cut(value: object) -> str:
 
 
 def _describe(kinds: tuple[type, ...]) -> str:
-    words = {int: "a whole number", float: "a number", bool: "true or false", str: "a name", NoneType: "none"}
+    words = {
+        int: "a whole number",
+        float: "a number",
+        bool: "true or false",
+        str: "a name",
+        NoneType: "none",
+    }
     return " or ".join(words[kind] for kind in kinds)
 
 

@@ -25,7 +25,9 @@ SHORT, LONG = 10.0, 900.0
 class Display:
     """Progress of one run on a console; silent without one, as on every rank but the first."""
 
-    def __init__(self, console: Console | None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, console: Console | None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.console = console
         self._clock = clock
         self._live: Live | None = None
@@ -34,20 +36,31 @@ class Display:
         self._first: tuple[int, float] | None = None
         self._drawn = -REPORT
 
-    def begin(self, settings: Settings, unused: set[str], step: int, total: int, facts: dict[str, Any]) -> None:
+    def begin(
+        self, settings: Settings, unused: set[str], step: int, total: int, facts: dict[str, Any]
+    ) -> None:
         """Prints every setting that means something to this run and what is known of the data, and starts the bar."""
         if self.console is None:
             return
         self._step = step
         self._total = total
-        rest = {key: value for key, value in settings.to_dict().items() if key not in unused.union(_HEAD)}
+        rest = {
+            key: value
+            for key, value in settings.to_dict().items()
+            if key not in unused.union(_HEAD)
+        }
         values = " ".join(f"{key}={plain(value)}" for key, value in rest.items())
         going_on = f", going on from step {step}" if step else ""
         name = f"{settings.task}/{settings.recipe} {settings.method} seed {settings.seed}"
-        self.console.print(f"{name} on {settings.device}, {settings.precision}{going_on}", style="bold")
+        self.console.print(
+            f"{name} on {settings.device}, {settings.precision}{going_on}", style="bold"
+        )
         self.console.print(values, style="dim")
         if facts:
-            self.console.print("Data: " + ", ".join(f"{key} {_fact(value)}" for key, value in facts.items()), style="dim")
+            self.console.print(
+                "Data: " + ", ".join(f"{key} {_fact(value)}" for key, value in facts.items()),
+                style="dim",
+            )
         if self.console.is_terminal:
             self._live = Live(self._line(), console=self.console, auto_refresh=False)
             self._live.start(refresh=True)
@@ -81,7 +94,9 @@ class Display:
         if self.console is None:
             return
         self._step = step
-        self._shown[split] = _words(metrics) if split == "train" else f"{split} {_words(metrics).split()[-1]}"
+        self._shown[split] = (
+            _words(metrics) if split == "train" else f"{split} {_words(metrics).split()[-1]}"
+        )
         if self._live is not None:
             self._draw(self._clock())
         elif split != "train" or step == self._total:
@@ -135,12 +150,22 @@ _HEAD = ("task", "recipe", "method", "seed", "device", "precision")
 
 def plain(value: object) -> str:
     """A setting as --set takes it."""
-    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value).lower()
+    return (
+        "none"
+        if value is None
+        else f"{value:g}"
+        if isinstance(value, float)
+        else str(value).lower()
+    )
 
 
 def _fact(value: object) -> str:
     return (
-        " and ".join(map(_fact, value)) if isinstance(value, list) else f"{value:,}" if isinstance(value, int) else str(value)
+        " and ".join(map(_fact, value))
+        if isinstance(value, list)
+        else f"{value:,}"
+        if isinstance(value, int)
+        else str(value)
     )
 
 

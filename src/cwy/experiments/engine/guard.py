@@ -51,8 +51,12 @@ class Guard:
         error = self.checked[1]
         # Written so that a NaN stops the run.
         if error is not None and not error <= LIMIT:
-            raise Diverged(f"the orthogonality error after step {step} is {error:.1e}, above {LIMIT:.0e}")
+            raise Diverged(
+                f"the orthogonality error after step {step} is {error:.1e}, above {LIMIT:.0e}"
+            )
         if error is not None and error > WARN and not self.warned:
             self.warned = True
-            say(f"Warning: the orthogonality error after step {step} is {error:.1e}, above {WARN:.0e}.")
+            say(
+                f"Warning: the orthogonality error after step {step} is {error:.1e}, above {WARN:.0e}."
+            )
         return error

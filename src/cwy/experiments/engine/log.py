@@ -26,7 +26,11 @@ class Log:
 
     def __init__(self, folder: Path, step: int, due: bool) -> None:
         path = folder / FILE
-        kept = [line for line in read(path) if line["step"] < step + (line["split"] == "train" or not due)]
+        kept = [
+            line
+            for line in read(path)
+            if line["step"] < step + (line["split"] == "train" or not due)
+        ]
         files.write(path, "".join(_line(row) for row in kept).encode())
         files.refuse_link(folder / BOARD)
         self._file = files.append_to(path)

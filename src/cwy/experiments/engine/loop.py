@@ -5,7 +5,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext, suppress
+from contextlib import (
+    AbstractContextManager,
+    ExitStack,
+    closing,
+    contextmanager,
+    nullcontext,
+    suppress,
+)
 from typing import Any
 
 import torch
@@ -55,7 +62,9 @@ class Loop:
             torch.manual_seed(settings.seed + group.rank)
         self.optimizer = optimizers.build(self.model, self.config)
         self.meter, self.guard = Meter(self.device), Guard(self.model, self.device)
-        self.state = State(settings.to_dict(), crossings={f"{value:g}": None for value in self.task.crossings})
+        self.state = State(
+            settings.to_dict(), crossings={f"{value:g}": None for value in self.task.crossings}
+        )
         # As it is now: the code may be changed while the run goes on.
         self.environment, self.clock = environment(settings, self.device), Clock()
         self.log: Log | None = None
@@ -67,7 +76,9 @@ class Loop:
         """Steps done."""
         return self.state.step
 
-    def run(self, stop: Stop | None = None, leave: Callable[[], str] | None = None) -> dict[str, Any]:
+    def run(
+        self, stop: Stop | None = None, leave: Callable[[], str] | None = None
+    ) -> dict[str, Any]:
         """Trains to the end and returns the record, which lies in the folder too.
 
         Args:
@@ -88,15 +99,23 @@ class Loop:
                 opened.enter_context(self.folder.claim(self.settings))
             self._restore()
             if self.group.first:
-                self.log = opened.enter_context(closing(Log(self.folder.path, self.step, self.state.due)))
-            self.display.begin(self.settings, self._unused(), self.step, self.task.iterations, self.task.facts)
+                self.log = opened.enter_context(
+                    closing(Log(self.folder.path, self.step, self.state.due))
+                )
+            self.display.begin(
+                self.settings, self._unused(), self.step, self.task.iterations, self.task.facts
+            )
             opened.callback(self.display.end)
             try:
                 self._steps(first)
                 return self._finish()
             except Diverged as error:
                 path = self.folder.last_checkpoint()
-                kept = f"The last good checkpoint is {path}." if path else "There is no checkpoint yet."
+                kept = (
+                    f"The last good checkpoint is {path}."
+                    if path
+                    else "There is no checkpoint yet."
+                )
                 told = f"{error}: the run is stopped. {kept}"
                 if self.group.first:
                     self.folder.write_file(DIVERGED, f"{told}\n".encode())
@@ -118,7 +137,10 @@ class Loop:
             # A step that synchronizes, as torch's matrix exponential does, runs eagerly.
             on_failure=lambda error: self.optimizer.zero_grad(),
         )
-        total, period = self.task.iterations, self.config.evaluate_every or self.task.epoch or self.task.iterations
+        total, period = (
+            self.task.iterations,
+            self.config.evaluate_every or self.task.epoch or self.task.iterations,
+        )
         foreseen = self.device.type != "cpu" or self.group.size > 1
         while self.step < total or self.state.due:
             last = self.step == total
@@ -234,13 +256,21 @@ class Loop:
     def _note_memory(self) -> None:
         """What training has taken; evaluating is not counted."""
         if self.device.type == "cuda":
-            self.state.peak_memory = max(self.state.peak_memory, torch.cuda.max_memory_allocated(self.device))
+            self.state.peak_memory = max(
+                self.state.peak_memory, torch.cuda.max_memory_allocated(self.device)
+            )
 
-    def _keep_best(self, found: dict[str, dict[str, float]], split: str, metric: str, better: Better) -> None:
+    def _keep_best(
+        self, found: dict[str, dict[str, float]], split: str, metric: str, better: Better
+    ) -> None:
         value = found.get(split, {}).get(metric)
-        if value is not None and (self.state.best is None or better(value, self.state.best["value"])):
+        if value is not None and (
+            self.state.best is None or better(value, self.state.best["value"])
+        ):
             self.state.best = {"metric": f"{split} {metric}", "value": value, "step": self.step}
-            self.state.weights = {name: part.to("cpu", copy=True) for name, part in self.model.state_dict().items()}
+            self.state.weights = {
+                name: part.to("cpu", copy=True) for name, part in self.model.state_dict().items()
+            }
             self._write_weights(BEST, self.state.weights)
 
     def _write(self, split: str, metrics: dict[str, float]) -> None:
@@ -266,7 +296,9 @@ class Loop:
 
     def _restore(self) -> None:
         parts = self.model, self.optimizer, self.meter
-        if self.state.restore(self.folder, self.group, *parts, self.display.say, self.task.iterations):
+        if self.state.restore(
+            self.folder, self.group, *parts, self.display.say, self.task.iterations
+        ):
             self.clock = Clock(self.state.seconds)
 
     def _conclude(self) -> None:
@@ -283,7 +315,9 @@ class Loop:
             with self.clock.stopped(), self._evaluating():
                 found, made = self.task.conclude(self.model)
         except Interrupted:
-            raise Stopped(self.stop.signal, f"at step {self.step}, and saved", self.folder.path) from None
+            raise Stopped(
+                self.stop.signal, f"at step {self.step}, and saved", self.folder.path
+            ) from None
         for split, metrics in found.items():
             self._write(split, metrics)
         for name, content in made.items():
@@ -304,4 +338,8 @@ class Loop:
         return made
 
     def _autocast(self):
-        return torch.autocast(self.device.type, torch.bfloat16) if self.settings.precision == "bfloat16" else nullcontext()
+        return (
+            torch.autocast(self.device.type, torch.bfloat16)
+            if self.settings.precision == "bfloat16"
+            else nullcontext()
+        )

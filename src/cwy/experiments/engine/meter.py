@@ -21,7 +21,13 @@ def all_finite(state: Any) -> bool:
     """Whether no tensor in a nest of dictionaries and lists has a NaN or an infinity. Waits for the device."""
     if isinstance(state, Tensor):
         return bool(state.isfinite().all())
-    parts = state.values() if isinstance(state, dict) else state if isinstance(state, list | tuple) else ()
+    parts = (
+        state.values()
+        if isinstance(state, dict)
+        else state
+        if isinstance(state, list | tuple)
+        else ()
+    )
     return all(map(all_finite, parts))
 
 
@@ -38,7 +44,9 @@ class Meter:
         if not self.names:
             self.names, self.sums = list(metrics), self.sums.new_zeros(len(metrics))
         if self.names != list(metrics):
-            raise Damaged(f"the last checkpoint has sums of {self.names}, but the run measures {list(metrics)}.")
+            raise Damaged(
+                f"the last checkpoint has sums of {self.names}, but the run measures {list(metrics)}."
+            )
         self.sums.add_(torch.stack([value.detach() for value in metrics.values()]), alpha=weight)
 
     def read(self, group: Group) -> dict[str, float]:

@@ -22,13 +22,19 @@ def build(model: nn.Module, config: Config) -> torch.optim.Optimizer:
     """Free parameters at ``lr``, constrained ones at ``orthogonal_lr``; weights on the manifold get its own optimiser."""
     on_gpu = next(model.parameters()).is_cuda
     # One pass over all that Adam remembers, where it is there: for real parameters.
-    fused = on_gpu and config.optimizer == "adam" and all(p.is_floating_point() for p in model.parameters())
+    fused = (
+        on_gpu
+        and config.optimizer == "adam"
+        and all(p.is_floating_point() for p in model.parameters())
+    )
     options: dict[str, Any] = {"fused": True} if fused else {"foreach": True}
     if config.optimizer != "sgd":
         options["capturable"] = on_gpu
     if config.optimizer == "rmsprop":
         options["alpha"] = config.alpha
-    kind = {"rmsprop": torch.optim.RMSprop, "adam": torch.optim.Adam, "sgd": torch.optim.SGD}[config.optimizer]
+    kind = {"rmsprop": torch.optim.RMSprop, "adam": torch.optim.Adam, "sgd": torch.optim.SGD}[
+        config.optimizer
+    ]
     optimizer = for_model(model, config.lr, config.orthogonal_lr, kind, **options)
     for group in optimizer.param_groups:
         group["initial_lr"] = group["lr"]
@@ -48,7 +54,11 @@ def load(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     A state that is not of these parameters raises :class:`Damaged`.
     """
     for theirs, ours in zip(state["param_groups"], optimizer.param_groups, strict=True):
-        theirs |= {key: ours[key] for key in ours if key != "params" and not _both_numbers(theirs.get(key), ours[key])}
+        theirs |= {
+            key: ours[key]
+            for key in ours
+            if key != "params" and not _both_numbers(theirs.get(key), ours[key])
+        }
         for index, p in zip(theirs["params"], ours["params"], strict=True):
             _check_remembered(state["state"].get(index, {}), p)
     optimizer.load_state_dict(state)
@@ -56,7 +66,9 @@ def load(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
         needed = REMEMBERED.get(type(part), set())
         every = [p for group in part.param_groups for p in group["params"]]
         if any(not needed <= part.state[p].keys() for p in every if part.state.get(p)):
-            raise Damaged(f"the optimizer must remember {' and '.join(sorted(needed))} of a parameter.")
+            raise Damaged(
+                f"the optimizer must remember {' and '.join(sorted(needed))} of a parameter."
+            )
 
 
 def _both_numbers(theirs: Any, ours: Any) -> bool:
@@ -78,7 +90,9 @@ def _check_remembered(found: dict[str, Any], p: Tensor) -> None:
         if fits and isinstance(value, Tensor):
             fits = value.is_complex() <= p.is_complex()
         if not fits:
-            raise Damaged(f"what the optimizer remembers as {name!r} does not fit a parameter of shape {tuple(p.shape)}.")
+            raise Damaged(
+                f"what the optimizer remembers as {name!r} does not fit a parameter of shape {tuple(p.shape)}."
+            )
 
 
 @torch.no_grad()

@@ -29,7 +29,13 @@ def environment(settings: Settings, device: torch.device) -> dict[str, Any]:
     }
 
 
-def record(environment: dict[str, Any], state: State, processes: int, parameters: int, facts: dict[str, Any]) -> dict[str, Any]:
+def record(
+    environment: dict[str, Any],
+    state: State,
+    processes: int,
+    parameters: int,
+    facts: dict[str, Any],
+) -> dict[str, Any]:
     """What ``record.json`` says of a run that has ended; ``facts`` are those of its data."""
     found = {
         "started": state.started,

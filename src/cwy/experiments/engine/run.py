@@ -17,7 +17,12 @@ from . import checkpoint, files, log
 from .config import ConfigError
 from .task import Settings
 
-CONFIG, RECORD, WEIGHTS, BEST = "config.json", "record.json", "weights.safetensors", "best.safetensors"
+CONFIG, RECORD, WEIGHTS, BEST = (
+    "config.json",
+    "record.json",
+    "weights.safetensors",
+    "best.safetensors",
+)
 DIVERGED = "diverged.txt"
 ABOUT = "cwy"
 """The entry of metadata of the weights: which are complex, and their hash."""
@@ -26,7 +31,11 @@ LOCK = ".lock"
 
 def differences(there: dict[str, Any], here: dict[str, Any]) -> list[str]:
     """How settings differ, in words; the device may."""
-    return [f"{key} is {there.get(key)} there" for key in here if there.get(key) != here[key] and key != "device"]
+    return [
+        f"{key} is {there.get(key)} there"
+        for key in here
+        if there.get(key) != here[key] and key != "device"
+    ]
 
 
 @dataclass(frozen=True)
@@ -87,7 +96,9 @@ class Folder:
 
         self.path.mkdir(parents=True, exist_ok=True)
         if (self.path / LOCK).is_symlink():
-            raise ConfigError(f"{self.path / LOCK} is a link, and a lock must be a file. Delete it.")
+            raise ConfigError(
+                f"{self.path / LOCK} is a link, and a lock must be a file. Delete it."
+            )
         lock = FileLock(self.path / LOCK)
         try:
             lock.acquire(timeout=0)
@@ -97,7 +108,9 @@ class Folder:
             if not self.exists:
                 files.write_json(self.path / CONFIG, settings.to_dict())
             elif differences(self.settings().to_dict(), settings.to_dict()) or self.finished:
-                raise ConfigError(f"another process has just been at the run in {self.path}: see `cwy runs {self.path}`.")
+                raise ConfigError(
+                    f"another process has just been at the run in {self.path}: see `cwy runs {self.path}`."
+                )
             yield
         finally:
             lock.release()
@@ -119,7 +132,11 @@ class Folder:
 
         state = {key: value.detach().cpu().contiguous() for key, value in weights.items()}
         # Complex tensors as pairs of real ones: safetensors knows complex64 alone, and that not everywhere.
-        split = {key: torch.view_as_real(value).contiguous() for key, value in state.items() if value.is_complex()}
+        split = {
+            key: torch.view_as_real(value).contiguous()
+            for key, value in state.items()
+            if value.is_complex()
+        }
         # One entry of metadata: of several the order is random, and equal weights would be files that differ.
         about = {"complex": sorted(split), "sha256": _digest(state | split, sorted(split))}
         files.write(self.path / name, save(state | split, {ABOUT: json.dumps(about)}))
@@ -138,7 +155,9 @@ class Folder:
             raise ConfigError(f"{self.path} has neither {WEIGHTS} nor a checkpoint yet.")
         model = checkpoint.parse(content).get("model")
         if not isinstance(model, dict):
-            raise files.Damaged(f"the last checkpoint in {self.checkpoints} has no model. Delete it.")
+            raise files.Damaged(
+                f"the last checkpoint in {self.checkpoints} has no model. Delete it."
+            )
         return model
 
     def last_checkpoint(self) -> Path | None:
@@ -163,7 +182,14 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             told = json.loads(about)
             if told["sha256"] != _digest(weights, told["complex"]):
                 raise ValueError("its weights are not those of its hash")
-    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (
+        SafetensorError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+    ) as error:
         raise files.Damaged(f"{path} is damaged: {error}.") from None
     return weights
 

@@ -67,7 +67,9 @@ class Stop:
     def __enter__(self) -> Stop:
         heard = [number for number in (signal.SIGTERM, signal.SIGINT, HANGUP) if number is not None]
         before = {number: signal.getsignal(number) for number in heard}
-        self._before = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}
+        self._before = {
+            number: handler for number, handler in before.items() if handler is not signal.SIG_IGN
+        }
         for number in self._before:
             signal.signal(number, self._heard)
         return self

@@ -65,7 +65,9 @@ class State:
     final: dict[str, dict[str, float]] = field(default_factory=dict)
     peak_memory: int = 0
 
-    def save(self, folder: Folder, group: Group, model: nn.Module, optimizer: Optimizer, meter: Meter) -> None:
+    def save(
+        self, folder: Folder, group: Group, model: nn.Module, optimizer: Optimizer, meter: Meter
+    ) -> None:
         """Writes a checkpoint; what is not finite raises, and nothing is written."""
         whole = {
             "model": model.state_dict(),
@@ -75,7 +77,9 @@ class State:
             "run": vars(self),
         }
         if not all_finite(whole):
-            raise Diverged(f"a weight or what the optimiser remembers is not finite after step {self.step}")
+            raise Diverged(
+                f"a weight or what the optimiser remembers is not finite after step {self.step}"
+            )
         if group.first:
             checkpoint.save(folder.checkpoints, self.step, whole)
         # A rank that leaves early would have torchrun end the one that writes.
@@ -121,7 +125,9 @@ class State:
             raise
         except Exception as error:
             # Its hash is right, but it may be forged: each of these calls has its own errors then.
-            reason = str(error) if isinstance(error, Damaged) else f"{type(error).__name__}: {error}"
+            reason = (
+                str(error) if isinstance(error, Damaged) else f"{type(error).__name__}: {error}"
+            )
             raise Damaged(
                 f"the last checkpoint in {folder.checkpoints} does not fit this run: {reason[:SHOWN]} "
                 "To go on from the one before it, delete it."
@@ -164,7 +170,9 @@ def _check_found(run: dict[str, Any]) -> None:
         if not math.isfinite(float(level)) or type(step) not in (int, NoneType):
             raise Damaged("its crossings are no steps.")
     for metrics in run.get("final", {}).values():
-        if not all(isinstance(value, int | float) and math.isfinite(value) for value in metrics.values()):
+        if not all(
+            isinstance(value, int | float) and math.isfinite(value) for value in metrics.values()
+        ):
             raise Damaged("its last metrics are no numbers.")
 
 

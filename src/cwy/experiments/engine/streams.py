@@ -41,6 +41,8 @@ def outlast() -> None:
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is not None:
-            options = {key: getattr(stream, key) for key in ("encoding", "errors", "line_buffering")}
+            options = {
+                key: getattr(stream, key) for key in ("encoding", "errors", "line_buffering")
+            }
             raw = _Lasting(stream.fileno(), "w", closefd=False)
             setattr(sys, name, io.TextIOWrapper(io.BufferedWriter(raw), **options))

@@ -71,7 +71,11 @@ def _rows(root: Path) -> Iterator[list[str]]:
 
 
 def _cells(folder: Folder) -> list[str]:
-    settings, rows, record = folder.settings(), folder.rows(), folder.record() if folder.finished else None
+    settings, rows, record = (
+        folder.settings(),
+        folder.rows(),
+        folder.record() if folder.finished else None,
+    )
     finals = {row["split"]: row for row in rows}
     final = finals.get("test") or finals.get("validation") or finals.get("train") or {}
     best = record["best"] if record else None
@@ -83,7 +87,10 @@ def _cells(folder: Folder) -> list[str]:
         str(step),
         _number(final.get("loss"), ".2e"),
         next((form.format(final[name]) for name, form in MEASURES.items() if name in final), ""),
-        _number(best["value"] if best else None, ".2%" if best and "accuracy" in best["metric"] else ".2e"),
+        _number(
+            best["value"] if best else None,
+            ".2%" if best and "accuracy" in best["metric"] else ".2e",
+        ),
         _number(rows[-1]["seconds"] if rows else None, ".0f", " s"),
         "done" if record else "diverged" if folder.diverged else "open",
     ]

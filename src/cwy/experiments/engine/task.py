@@ -46,7 +46,9 @@ class Settings:
 
     def __post_init__(self) -> None:
         if type(self.seed) is not int or not 0 <= self.seed < SEEDS:
-            raise ConfigError(f"seed must be a whole number from 0 to 2**63 - 1, got {repr(self.seed)[:40]}.")
+            raise ConfigError(
+                f"seed must be a whole number from 0 to 2**63 - 1, got {repr(self.seed)[:40]}."
+            )
         if type(self.compile) is not bool:
             raise ConfigError(f"compile must be true or false, got {repr(self.compile)[:40]}.")
         for key in ("recipe", "device"):
@@ -234,8 +236,12 @@ def settings(
     name, _, recipe = what.partition("/")
     task = load(name)
     recipe = choose(f"recipe of {name}", recipe or next(iter(task.recipes)), task.recipes)
-    named = (name for name in sorted(task.methods(), key=len, reverse=True) if recipe.startswith(name))
-    method = choose("method", next(named, task.methods()[0]) if method is None else method, task.methods())
+    named = (
+        name for name in sorted(task.methods(), key=len, reverse=True) if recipe.startswith(name)
+    )
+    method = choose(
+        "method", next(named, task.methods()[0]) if method is None else method, task.methods()
+    )
     precision = choose("precision", precision or task.precision, PRECISIONS)
     config = task.recipes[recipe](method).with_settings(assignments)
     return Settings(name, recipe, method, seed, config, device, precision, compile)

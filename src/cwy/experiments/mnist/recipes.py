@@ -26,7 +26,14 @@ class PixelsConfig(RecurrentConfig):
 def paper(method: str, hidden_size: int) -> PixelsConfig:
     """Batch 128, 70 epochs; exp of Helfrich's skew matrix to start from, its Cayley transform for scornn."""
     begin = start(method, "helfrich" if method == "scornn" else "helfrich-exp")
-    return PixelsConfig(hidden_size=hidden_size, lr=7e-4, orthogonal_lr=7e-5, log_every=67, save_every=469 * 5, **begin)
+    return PixelsConfig(
+        hidden_size=hidden_size,
+        lr=7e-4,
+        orthogonal_lr=7e-5,
+        log_every=67,
+        save_every=469 * 5,
+        **begin,
+    )
 
 
 def small(method: str) -> PixelsConfig:

@@ -19,8 +19,13 @@ PUBLISHED = {
 
 
 def _finding(series: Sequence[Series]) -> str:
-    ends = [(mean(run.last("test", "accuracy") or 0.0 for run in one.runs), one.label) for one in series]
-    return ", ".join(f"{label} {percent(value)}" for value, label in sorted(ends, reverse=True)) + " test accuracy"
+    ends = [
+        (mean(run.last("test", "accuracy") or 0.0 for run in one.runs), one.label) for one in series
+    ]
+    return (
+        ", ".join(f"{label} {percent(value)}" for value, label in sorted(ends, reverse=True))
+        + " test accuracy"
+    )
 
 
 def _published(permuted: bool, config: Config) -> str | None:
@@ -67,6 +72,12 @@ def _description(title: str, about: str, permuted: bool) -> Description:
 
 ABOUT = "The 784 pixels of a digit are read one by one, and its class is told from the last state."
 DESCRIPTIONS = {
-    "mnist": _description("Pixel-by-pixel MNIST", f"{ABOUT} The paper: CWY above 95%, as good as HR.", permuted=False),
-    "pmnist": _description("Permuted MNIST", f"{ABOUT} The pixels come in one random order, the same for all.", permuted=True),
+    "mnist": _description(
+        "Pixel-by-pixel MNIST", f"{ABOUT} The paper: CWY above 95%, as good as HR.", permuted=False
+    ),
+    "pmnist": _description(
+        "Permuted MNIST",
+        f"{ABOUT} The pixels come in one random order, the same for all.",
+        permuted=True,
+    ),
 }

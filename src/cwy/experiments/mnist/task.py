@@ -37,8 +37,12 @@ class Pixels(RecurrentTask):
         if SIDE % self.config.pool:
             raise ConfigError(f"pool must divide {SIDE}, got {self.config.pool}.")
         images = mnist.load()
-        self.images, self.test_images = (self._sequences(part) for part in (images.train_images, images.test_images))
-        self.labels, self.test_labels = (part.to(device) for part in (images.train_labels, images.test_labels))
+        self.images, self.test_images = (
+            self._sequences(part) for part in (images.train_images, images.test_images)
+        )
+        self.labels, self.test_labels = (
+            part.to(device) for part in (images.train_labels, images.test_labels)
+        )
         self._order = -1, self.labels
 
     @property
@@ -56,7 +60,10 @@ class Pixels(RecurrentTask):
         epoch, index = divmod(step, self.epoch)
         if self._order[0] != epoch:
             count = len(self.labels)
-            self._order = epoch, torch.randperm(count, generator=self.generator("epoch", epoch), device=self.device)
+            self._order = (
+                epoch,
+                torch.randperm(count, generator=self.generator("epoch", epoch), device=self.device),
+            )
         size = self.config.batch_size
         rows = self._order[1][index * size : (index + 1) * size]
         return self.images[rows], self.labels[rows]

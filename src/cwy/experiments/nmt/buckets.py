@@ -40,7 +40,9 @@ def buckets(
         if length == lengths[-1] or (len(left) >= at_least and longer >= at_least):
             rows = [(source.numbers(one), target.numbers(other)) for one, other in left]
             rows.append(([END], []))
-            made.append(Bucket(*(padded([row[side] for row in rows], length).to(device) for side in (0, 1))))
+            made.append(
+                Bucket(*(padded([row[side] for row in rows], length).to(device) for side in (0, 1)))
+            )
             left = []
     return made
 
@@ -54,7 +56,10 @@ def plan(made: list[Bucket], size: int, generator: torch.Generator) -> list[tupl
     for number, bucket in enumerate(made):
         rows = torch.randperm(len(bucket), generator=generator)
         filling = rows.new_full((-len(rows) % min(size, len(rows)),), len(bucket))
-        batches += [(number, part) for part in torch.cat([rows, filling]).to(bucket.source.device).split(size)]
+        batches += [
+            (number, part)
+            for part in torch.cat([rows, filling]).to(bucket.source.device).split(size)
+        ]
     return [batches[i] for i in torch.randperm(len(batches), generator=generator).tolist()]
 
 

@@ -12,7 +12,11 @@ from ...nn import OrthogonalRNN, OrthogonalRNNCell
 from ...ops.recurrence.nonlinearities import NONLINEARITIES
 from ..recurrent import BASELINES, RecurrentConfig, check_baseline, raw_length
 
-CELLS: dict[str, Callable[..., nn.RNNCellBase]] = {"rnn": nn.RNNCell, "gru": nn.GRUCell, "lstm": nn.LSTMCell}
+CELLS: dict[str, Callable[..., nn.RNNCellBase]] = {
+    "rnn": nn.RNNCell,
+    "gru": nn.GRUCell,
+    "lstm": nn.LSTMCell,
+}
 SHUT = 1e4  # what closes a gate, or opens it, to the last bit
 
 State = tuple[Tensor, ...]
@@ -27,7 +31,9 @@ class Encoder(nn.Module):
         state at each end. What is beyond an end has no influence on that, nor on the states before.
     """
 
-    def __init__(self, method: str, config: RecurrentConfig, inputs: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self, method: str, config: RecurrentConfig, inputs: int, dtype: torch.dtype
+    ) -> None:
         super().__init__()
         n = config.hidden_size
         if method not in BASELINES:
@@ -77,11 +83,18 @@ def cell(method: str, config: RecurrentConfig, inputs: int, dtype: torch.dtype) 
 
 def step(core: nn.Module) -> Step:
     """A cell, ready for all steps of a sentence: Q is formed here, once."""
-    weight, transition, bias = (cast(Tensor, getattr(core, name)) for name in ("weight_ih", "weight_hh", "bias_ih"))
+    weight, transition, bias = (
+        cast(Tensor, getattr(core, name)) for name in ("weight_ih", "weight_hh", "bias_ih")
+    )
     if isinstance(core, OrthogonalRNNCell):
         f = NONLINEARITIES[cast(str, core.nonlinearity)]
         threshold = bias if f.threshold else None
-        return Step(weight, None if f.threshold else bias, transition, lambda x, r, state: (f.define(x + r, threshold),))
+        return Step(
+            weight,
+            None if f.threshold else bias,
+            transition,
+            lambda x, r, state: (f.define(x + r, threshold),),
+        )
     more = cast(Tensor, core.bias_hh)
     if isinstance(core, nn.GRUCell):
         return Step(weight, None, transition, lambda x, r, state: _gru(x, r, state, bias, more))
@@ -94,7 +107,10 @@ def step(core: nn.Module) -> Step:
 def _gru(x: Tensor, r: Tensor, state: State, bias: Tensor, more: Tensor) -> State:
     if x.is_cuda:
         return (torch.ops.aten._thnn_fused_gru_cell(x, r, state[0], bias, more)[0],)
-    (x_reset, x_update, x_new), (h_reset, h_update, h_new) = (x + bias).chunk(3, -1), (r + more).chunk(3, -1)
+    (x_reset, x_update, x_new), (h_reset, h_update, h_new) = (
+        (x + bias).chunk(3, -1),
+        (r + more).chunk(3, -1),
+    )
     reset, update = torch.sigmoid(x_reset + h_reset), torch.sigmoid(x_update + h_update)
     return (torch.lerp(torch.tanh(x_new + reset * h_new), state[0], update),)
 

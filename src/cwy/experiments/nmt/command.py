@@ -17,7 +17,9 @@ def translate(
     if attention is not None:
         _check_picture(attention, texts)
     if held_out is not None and texts:
-        raise ValueError("--held-out translates the run's own pairs. Leave the sentences out, or the option.")
+        raise ValueError(
+            "--held-out translates the run's own pairs. Leave the sentences out, or the option."
+        )
     interpreter = Interpreter(run, device, say)
     if held_out is not None:
         for number, (spoken, reference) in enumerate(interpreter.held_out(held_out, beams)):
@@ -30,11 +32,15 @@ def translate(
         print(spoken.target, flush=True)
         if attention is not None:
             if not spoken.source:
-                raise ConfigError("--attention: the sentence has no words, so there is nothing to draw.")
+                raise ConfigError(
+                    "--attention: the sentence has no words, so there is nothing to draw."
+                )
             try:
                 interpreter.draw(spoken, attention)
             except OSError as error:
-                raise ConfigError(f"cannot write --attention {attention}: {error.strerror}.") from error
+                raise ConfigError(
+                    f"cannot write --attention {attention}: {error.strerror}."
+                ) from error
             say(f"the attention: {attention}")
 
 
@@ -45,7 +51,9 @@ def _lines() -> Iterator[str]:
             yield line.decode("utf-8-sig")
         except UnicodeDecodeError as error:
             byte = f"byte {line[error.start]:#04x} at {error.start}"
-            raise ConfigError(f"line {number} of the input is not UTF-8: {byte}. Convert it first.") from None
+            raise ConfigError(
+                f"line {number} of the input is not UTF-8: {byte}. Convert it first."
+            ) from None
 
 
 def _check_picture(path: Path, texts: Sequence[str] | None) -> None:

@@ -35,7 +35,12 @@ class Corpus:
     def identity(self) -> dict[str, Any]:
         """What weights remember of their data: the words, the longest source in training, the file's hash."""
         longest = max(len(source) for source, _ in self.train)
-        return {"source": self.source.words, "target": self.target.words, "longest": longest, "sha256": self.facts["sha256"]}
+        return {
+            "source": self.source.words,
+            "target": self.target.words,
+            "longest": longest,
+            "sha256": self.facts["sha256"],
+        }
 
     @property
     def longest(self) -> tuple[int, int]:
@@ -46,7 +51,11 @@ class Corpus:
 
 def load(config: NmtConfig, seed: int) -> Corpus:
     """The corpus of a run; the seed draws the split."""
-    content, name = (tatoeba.load(), "Tatoeba") if config.file is None else (_bytes(Path(config.file)), config.file)
+    content, name = (
+        (tatoeba.load(), "Tatoeba")
+        if config.file is None
+        else (_bytes(Path(config.file)), config.file)
+    )
     found, bad = read(content, name, config.columns)
     distinct = list(dict.fromkeys(found))
     random.Random(seed).shuffle(distinct)  # noqa: S311
@@ -58,8 +67,12 @@ def load(config: NmtConfig, seed: int) -> Corpus:
         count = round(config.validation * len(train))
         part, test, train = "validation", train[:count], train[count:]
     if not test or not train:
-        raise DataError(f"{name} has too few different pairs, {len(chosen)}, to train on some and to hold out others.")
-    source, target = (Vocabulary.of((pair[side] for pair in train), config.min_count) for side in (0, 1))
+        raise DataError(
+            f"{name} has too few different pairs, {len(chosen)}, to train on some and to hold out others."
+        )
+    source, target = (
+        Vocabulary.of((pair[side] for pair in train), config.min_count) for side in (0, 1)
+    )
     facts = {
         "file": name,
         "sha256": hashlib.sha256(content).hexdigest(),
@@ -69,9 +82,13 @@ def load(config: NmtConfig, seed: int) -> Corpus:
         "train": len(train),
         part: len(test),
         "vocabulary": [len(source), len(target)],
-        "held-out words unknown": [_unknown(test, side, known) for side, known in enumerate((source, target))],
+        "held-out words unknown": [
+            _unknown(test, side, known) for side, known in enumerate((source, target))
+        ],
         "held-out sentences seen in training": [_seen(test, train, side) for side in (0, 1)],
-        "mean words": [round(sum(len(pair[side]) for pair in chosen) / len(chosen), 2) for side in (0, 1)],
+        "mean words": [
+            round(sum(len(pair[side]) for pair in chosen) / len(chosen), 2) for side in (0, 1)
+        ],
     }
     return Corpus(train, test, source, target, facts)
 
@@ -81,7 +98,9 @@ def read(content: bytes, name: str, columns: str) -> tuple[list[Pair], int]:
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise DataError(f"{name} is not UTF-8: byte {content[error.start]:#04x} at {error.start}. Convert it first.") from None
+        raise DataError(
+            f"{name} is not UTF-8: byte {content[error.start]:#04x} at {error.start}. Convert it first."
+        ) from None
     if "\0" in text:
         raise DataError(f"{name} is no text in UTF-8: it has zero bytes. Convert it first.")
     pairs, bad = [], 0

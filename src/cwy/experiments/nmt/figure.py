@@ -8,11 +8,15 @@ from pathlib import Path
 from torch import Tensor
 
 
-def attention_map(weights: Tensor, source: Sequence[str], target: Sequence[str], path: Path) -> None:
+def attention_map(
+    weights: Tensor, source: Sequence[str], target: Sequence[str], path: Path
+) -> None:
     """Draws ``weights (T, S)``, a row for each word of the translation, to a file whose suffix says the format."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(1.8 + 0.55 * len(source), 1.4 + 0.42 * len(target)), layout="constrained")
+    figure = Figure(
+        figsize=(1.8 + 0.55 * len(source), 1.4 + 0.42 * len(target)), layout="constrained"
+    )
     axes = figure.subplots()
     image = axes.imshow(weights.numpy(), cmap="Blues", vmin=0, vmax=1, aspect="auto")
     axes.set_xticks(range(len(source)), source, rotation=45, ha="left", rotation_mode="anchor")

@@ -46,11 +46,18 @@ class Translator(nn.Module):
         From ``source (B, S)`` and ``given (B, T)``, the words before each wanted one: logits ``(T, B, words)``.
     """
 
-    def __init__(self, method: str, config: NmtConfig, data: dict[str, Any], dtype: torch.dtype) -> None:
+    def __init__(
+        self, method: str, config: NmtConfig, data: dict[str, Any], dtype: torch.dtype
+    ) -> None:
         super().__init__()
         n, e = config.hidden_size, config.embedding_size
-        self.data, self.vocabularies = data, [Vocabulary(data[side][len(SPECIAL) :]) for side in ("source", "target")]
-        self.source, self.target = (nn.Embedding(len(words), e, dtype=dtype) for words in self.vocabularies)
+        self.data, self.vocabularies = (
+            data,
+            [Vocabulary(data[side][len(SPECIAL) :]) for side in ("source", "target")],
+        )
+        self.source, self.target = (
+            nn.Embedding(len(words), e, dtype=dtype) for words in self.vocabularies
+        )
         with torch.no_grad():
             self.source.weight.mul_(config.embedding_scale)
             self.target.weight.mul_(config.embedding_scale)
@@ -90,12 +97,16 @@ class Translator(nn.Module):
         return state, Reader(self, Memory(self.keys(states), values, mask), core)
 
     def get_extra_state(self) -> Tensor:
-        return torch.frombuffer(bytearray(json.dumps(self.data, ensure_ascii=False).encode()), dtype=torch.uint8)
+        return torch.frombuffer(
+            bytearray(json.dumps(self.data, ensure_ascii=False).encode()), dtype=torch.uint8
+        )
 
     def set_extra_state(self, state: Tensor) -> None:
         # Weights of earlier versions do not know all of it.
         if not data_of(state).items() <= self.data.items():
-            raise ConfigError("the weights belong to other data: the file, or how it is split, has changed since.")
+            raise ConfigError(
+                "the weights belong to other data: the file, or how it is split, has changed since."
+            )
 
 
 def data_of(state: Tensor) -> dict[str, Any]:
@@ -121,7 +132,11 @@ class Reader:
 
     def repeated(self, times: int) -> Reader:
         """The same for each sentence so many times, one after another."""
-        return Reader(self._model, Memory(*(part.repeat_interleave(times, 0) for part in self._memory)), self._core)
+        return Reader(
+            self._model,
+            Memory(*(part.repeat_interleave(times, 0) for part in self._memory)),
+            self._core,
+        )
 
     def inputs(self, words: Tensor) -> Tensor:
         """The words' part ``(*, K)`` of the cell's input."""
@@ -131,6 +146,9 @@ class Reader:
     def advance(self, x: Tensor, state: State) -> tuple[State, Tensor]:
         """One word ``(B, K)``: the next state, and the attention ``(B, 1, S)`` that led to it."""
         query, rest = self._times(state[0]).split(self._sizes, -1)
-        scores = torch.tanh(self._memory.keys + query.unsqueeze(1)) @ self._model.score + self._memory.mask
+        scores = (
+            torch.tanh(self._memory.keys + query.unsqueeze(1)) @ self._model.score
+            + self._memory.mask
+        )
         weights = scores.softmax(-1).unsqueeze(1)
         return self._core.advance(x + self._mix(weights).squeeze(1), rest, state), weights

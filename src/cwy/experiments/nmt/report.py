@@ -26,7 +26,16 @@ PAPER = {
     ("cwy", 64): (1.52, "0.60 ± .01", 175, 23),
 }
 
-LIKE = "hidden_size", "embedding_size", "batch_size", "nonlinearity", "file", "columns", "pairs", "validation"
+LIKE = (
+    "hidden_size",
+    "embedding_size",
+    "batch_size",
+    "nonlinearity",
+    "file",
+    "columns",
+    "pairs",
+    "validation",
+)
 """Settings that must be the paper's for its numbers to stand beside a run; epochs and rates differ, and it is said."""
 SHOWN = 4
 """Methods that the headline names."""
@@ -41,11 +50,15 @@ def epoch_seconds(run: Run) -> float | None:
 
 def _last(metric: str):
     """Of the test part, or, where a rate is being chosen, of the validation part."""
-    return lambda run: run.last("test" if run.config["validation"] is None else "validation", metric)
+    return lambda run: run.last(
+        "test" if run.config["validation"] is None else "validation", metric
+    )
 
 
 def _finding(series: Sequence[Series]) -> str:
-    losses = [(one, [v for run in one.runs if (v := _last("loss")(run)) is not None]) for one in series]
+    losses = [
+        (one, [v for run in one.runs if (v := _last("loss")(run)) is not None]) for one in series
+    ]
     known = sorted((mean(values), one.method, one.label) for one, values in losses if values)
     # Of each method its best setting, and no more than fit a headline.
     best: dict[str, str] = {}
@@ -59,7 +72,13 @@ def _published(config: Config) -> str | None:
     if any(config[name] != theirs[name] for name in LIKE):
         return None
     method = config["method"]
-    key = (method, config["reflections"] or 1024) if method == "cwy" else "rgd" if method.startswith("rgd-") else method
+    key = (
+        (method, config["reflections"] or 1024)
+        if method == "cwy"
+        else "rgd"
+        if method.startswith("rgd-")
+        else method
+    )
     if key not in PAPER:
         return None
     perplexity, loss, minutes, size = PAPER[key]
@@ -78,7 +97,13 @@ def _parameters(run: Run) -> float | None:
 
 def _over_epochs(split: str, told: str) -> Curve:
     return Curve(
-        split, "loss", f"cross-entropy, nats a word ({told})", split=split, along="epoch", along_label="epoch", scale="log"
+        split,
+        "loss",
+        f"cross-entropy, nats a word ({told})",
+        split=split,
+        along="epoch",
+        along_label="epoch",
+        scale="log",
     )
 
 

@@ -63,7 +63,9 @@ class Shared:
 
     def __init__(self, m: Tensor) -> None:
         self._taken: Taken = {}
-        self._m = _Gather.apply(m, self._taken) if torch.is_grad_enabled() and m.requires_grad else m
+        self._m = (
+            _Gather.apply(m, self._taken) if torch.is_grad_enabled() and m.requires_grad else m
+        )
 
     def __call__(self, x: Tensor) -> Tensor:
         """``(*, rows, N)`` to ``(*, rows, K)``."""

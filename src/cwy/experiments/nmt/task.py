@@ -66,7 +66,9 @@ class Translation(RecurrentTask):
         return self.config.epochs * self.epoch
 
     def model(self) -> Translator:
-        return Translator(self.settings.method, self.config, self.corpus.identity, self.dtype).to(self.device)
+        return Translator(self.settings.method, self.config, self.corpus.identity, self.dtype).to(
+            self.device
+        )
 
     def batch(self, step: int) -> Batch:
         epoch, index = divmod(step, self.epoch)
@@ -88,7 +90,9 @@ class Translation(RecurrentTask):
         total, words = torch.zeros((), dtype=torch.float64, device=self.device), 0
         for bucket in self.held_out:
             # Without the row that fills up.
-            for source, target in zip(*(side[:-1].split(self.config.test_batch_size) for side in bucket), strict=True):
+            for source, target in zip(
+                *(side[:-1].split(self.config.test_batch_size) for side in bucket), strict=True
+            ):
                 self.heed()
                 total += _costs(model, source, target).double().sum()
                 words += (target != PAD).sum()
@@ -101,11 +105,20 @@ class Translation(RecurrentTask):
     def at_end(self, model: nn.Module) -> dict[str, dict[str, float]]:
         from sacrebleu import corpus_bleu
 
-        pairs, size, said = sorted(self.corpus.held_out, key=lambda pair: len(pair[0])), self.config.test_batch_size, []
+        pairs, size, said = (
+            sorted(self.corpus.held_out, key=lambda pair: len(pair[0])),
+            self.config.test_batch_size,
+            [],
+        )
         for first in range(0, len(pairs), size):
             self.heed()
-            source = padded([self.corpus.source.numbers(words) for words, _ in pairs[first : first + size]]).to(self.device)
-            said += map(self.corpus.target.text, decode(cast(Translator, model), source, 2 * source.shape[1]))
+            source = padded(
+                [self.corpus.source.numbers(words) for words, _ in pairs[first : first + size]]
+            ).to(self.device)
+            said += map(
+                self.corpus.target.text,
+                decode(cast(Translator, model), source, 2 * source.shape[1]),
+            )
         # The references as they are, words that are not known included.
         meant = [" ".join(target) for _, target in pairs]
         # Forced: the text is meant to be cut into words already.
@@ -120,5 +133,7 @@ def _costs(model: nn.Module, source: Tensor, target: Tensor) -> Tensor:
     """The cross-entropy of each target, summed over its words and end."""
     given = pad(target[:, :-1], (1, 0), value=START)
     logits = model(source, given)
-    costs = cross_entropy(logits.flatten(0, 1), target.mT.flatten(), ignore_index=PAD, reduction="none")
+    costs = cross_entropy(
+        logits.flatten(0, 1), target.mT.flatten(), ignore_index=PAD, reduction="none"
+    )
     return costs.view(target.mT.shape).sum(0)

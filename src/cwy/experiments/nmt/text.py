@@ -12,7 +12,9 @@ SPECIAL = ("<pad>", "<start>", "<end>", "<unk>")
 OWN = (0, 7, 8, 9)
 """Combining classes of marks that are no accents: vowel signs, and what makes another letter or joins two."""
 # What goes on with a word though re does not count it: marks (of its 16-bit characters, for which it has a table), joiners.
-MARKS = "\u200c\u200d" + "".join(c for c in map(chr, range(0x10000)) if unicodedata.category(c).startswith("M"))
+MARKS = "\u200c\u200d" + "".join(
+    c for c in map(chr, range(0x10000)) if unicodedata.category(c).startswith("M")
+)
 PART = rf"\w[\w{MARKS}]*"
 WORD = re.compile(rf"{PART}(?:'{PART})*|[^\w\s]")
 
@@ -30,7 +32,9 @@ def words(text: str) -> Words:
     """
     # Some signs, as №, have letters in them that are capital only once they are taken apart.
     parts = unicodedata.normalize("NFKD", text.replace("’", "'")).lower()
-    return tuple(WORD.findall("".join(part for part in parts if unicodedata.combining(part) in OWN)))
+    return tuple(
+        WORD.findall("".join(part for part in parts if unicodedata.combining(part) in OWN))
+    )
 
 
 class Vocabulary:
@@ -49,7 +53,10 @@ class Vocabulary:
             ['b', 'c']
         """
         counts = Counter(word for sentence in sentences for word in sentence)
-        known = sorted((word for word in counts if counts[word] >= at_least), key=lambda word: (-counts[word], word))
+        known = sorted(
+            (word for word in counts if counts[word] >= at_least),
+            key=lambda word: (-counts[word], word),
+        )
         return cls(known)
 
     def __len__(self) -> int:

@@ -58,10 +58,17 @@ class Interpreter:
         if unknown := [word for word in dict.fromkeys(found) if word not in source]:
             notes.append(f"not known: {', '.join(unknown)}")
         if len(found) > longest:
-            notes.append(f"{len(found)} words, the longest sentence in training had {longest}: do not rely on it")
+            notes.append(
+                f"{len(found)} words, the longest sentence in training had {longest}: do not rely on it"
+            )
         if not found:
             return Spoken(found, "", ["there is no word in it"])
-        (said,) = decode(self.model, self._tensor(source.numbers(found)), 2 * min(len(found), longest) + 10, beams)
+        (said,) = decode(
+            self.model,
+            self._tensor(source.numbers(found)),
+            2 * min(len(found), longest) + 10,
+            beams,
+        )
         return Spoken(found, target.text(said), notes)
 
     @torch.no_grad()
@@ -69,15 +76,21 @@ class Interpreter:
         """Draws what each word of a translation attended to."""
         source, target = self.model.vocabularies
         said = target.numbers(tuple(spoken.target.split()))
-        weights = self.model.attention(self._tensor(source.numbers(spoken.source)), self._tensor([START, *said[:-1]]))
+        weights = self.model.attention(
+            self._tensor(source.numbers(spoken.source)), self._tensor([START, *said[:-1]])
+        )
         heard = [word if word in source else f"{word} (unknown)" for word in spoken.source]
-        attention_map(weights[0].cpu(), [*heard, SPECIAL[END]], [*spoken.target.split(), SPECIAL[END]], path)
+        attention_map(
+            weights[0].cpu(), [*heard, SPECIAL[END]], [*spoken.target.split(), SPECIAL[END]], path
+        )
 
     def held_out(self, count: int, beams: int = 1) -> Iterator[tuple[Spoken, str]]:
         """The first held-out pairs of the run, in the order of the split: each with its translation and its reference."""
         corpus = load(self.config, self.settings.seed)
         if not self.model.data.items() <= corpus.identity.items():
-            raise ConfigError("the data have changed since the run: what it did not see can't be told any more.")
+            raise ConfigError(
+                "the data have changed since the run: what it did not see can't be told any more."
+            )
         for source, target in corpus.held_out[:count]:
             yield self.translate(" ".join(source), beams), " ".join(target)
 
@@ -95,5 +108,7 @@ def _model(path: Path, settings: Settings, weights: dict[str, Tensor]) -> Transl
     except (ValueError, RuntimeError) as error:
         # Of torch's list of what does not fit, the first.
         reason = str(error).splitlines()[:2][-1].strip().rstrip(".")
-        raise Damaged(f"the weights in {path} ({WEIGHTS}) are not those of its settings: {reason}.") from None
+        raise Damaged(
+            f"the weights in {path} ({WEIGHTS}) are not those of its settings: {reason}."
+        ) from None
     return model

@@ -87,7 +87,11 @@ class Series:
     def count(self) -> str:
         """How many seeds there are; the same one twice is no second seed."""
         seeds = len({run.seed for run in self.runs})
-        return f"{seeds} seeds" if seeds == len(self.runs) else f"{len(self.runs)} runs of {seeds} seed{'s' * (seeds > 1)}"
+        return (
+            f"{seeds} seeds"
+            if seeds == len(self.runs)
+            else f"{len(self.runs)} runs of {seeds} seed{'s' * (seeds > 1)}"
+        )
 
 
 @dataclass(frozen=True)

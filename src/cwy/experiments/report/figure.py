@@ -43,7 +43,14 @@ COLOURS = {
     "gru": "#9aa2ad",
     "rnn": "#626a75",
 }
-DASHES = ("solid", (0, (5, 1.5)), (0, (2, 1.2)), (0, (6, 1.5, 1, 1.5)), (0, (1, 1)), (0, (6, 1.5, 1, 1.5, 1, 1.5)))
+DASHES = (
+    "solid",
+    (0, (5, 1.5)),
+    (0, (2, 1.2)),
+    (0, (6, 1.5, 1, 1.5)),
+    (0, (1, 1)),
+    (0, (6, 1.5, 1, 1.5, 1, 1.5)),
+)
 ACCURACIES = (0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.97, 0.98, 0.99, 0.995)
 INK = "#3c4451"
 STYLE = {
@@ -51,7 +58,9 @@ STYLE = {
     "svg.fonttype": "none",
     "svg.hashsalt": "cwy",
     "path.simplify_threshold": 0.2,
-    **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
+    **dict.fromkeys(
+        ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK
+    ),
     "axes.spines.top": False,
     "axes.spines.right": False,
 }
@@ -80,7 +89,9 @@ def draw(panel: Panel, curve: Curve) -> Figure:
         if curve.overlay:
             curve.overlay(axes, shown)
         axes.grid(which="major", color="#8a94a3", alpha=0.25, linewidth=0.7)
-        axes.set_title(panel.title, parse_math=False, loc="left", fontsize="medium", fontweight="bold")
+        axes.set_title(
+            panel.title, parse_math=False, loc="left", fontsize="medium", fontweight="bold"
+        )
         _ticks(axes, curve)
         columns = _columns(axes.get_legend_handles_labels()[1])
         legend = figure.legend(loc="outside lower center", ncols=columns, frameon=False)
@@ -98,7 +109,11 @@ def styles(series: Sequence[Series]) -> list[dict[str, Any]]:
         variant = seen[one.method] = seen.get(one.method, -1) + 1
         width = 2.4 if one.method in ("cwy", "tcwy") and not variant else 1.8
         found.append(
-            {"color": COLOURS.get(one.method, "#a0522d"), "linestyle": DASHES[variant % len(DASHES)], "linewidth": width}
+            {
+                "color": COLOURS.get(one.method, "#a0522d"),
+                "linestyle": DASHES[variant % len(DASHES)],
+                "linewidth": width,
+            }
         )
     return found
 
@@ -119,7 +134,11 @@ def _curves(axes: Axes, curve: Curve, series: Series, style: dict[str, Any]) -> 
     begin, end = max(x[0] for x, _ in curves if x), min(x[-1] for x, _ in curves if x)
     common = [at for at in curves[0][0] if begin <= at <= end]
     values = np.array([np.interp(common, x, y) for x, y in curves if x])
-    mean = np.exp(np.log(np.maximum(values, 1e-300)).mean(0)) if curve.scale == "log" else values.mean(0)
+    mean = (
+        np.exp(np.log(np.maximum(values, 1e-300)).mean(0))
+        if curve.scale == "log"
+        else values.mean(0)
+    )
     line(common, mean.tolist(), label=f"{series.label} ({series.count})", **style)
 
 
@@ -132,7 +151,14 @@ def _columns(labels: Sequence[str]) -> int:
 
 
 def _ticks(axes: Axes, curve: Curve) -> None:
-    from matplotlib.ticker import FixedLocator, LogLocator, NullFormatter, NullLocator, PercentFormatter, StrMethodFormatter
+    from matplotlib.ticker import (
+        FixedLocator,
+        LogLocator,
+        NullFormatter,
+        NullLocator,
+        PercentFormatter,
+        StrMethodFormatter,
+    )
 
     for axis, scale in ((axes.xaxis, curve.along_scale), (axes.yaxis, curve.scale)):
         if scale == "linear":

@@ -21,7 +21,9 @@ def find_runs(folders: Iterable[Path], say: Callable[[str], object] | None = Non
     One that is damaged is named by ``say`` and left out; without ``say``, or where none is whole, it raises.
     """
     runs, damaged = [], []
-    for place in {place.resolve(): place for folder in folders for place in _places(folder)}.values():
+    for place in {
+        place.resolve(): place for folder in folders for place in _places(folder)
+    }.values():
         try:
             run = read_run(place)
             _try(run)
@@ -42,7 +44,9 @@ def _places(folder: Path) -> list[Path]:
         raise ReportError(f"{folder} is not a folder.")
     places = [config.parent for config in sorted(folder.rglob(CONFIG))]
     if not places:
-        raise ReportError(f"no run below {folder}: a run folder holds {CONFIG}. `cwy train --help` says how to make one.")
+        raise ReportError(
+            f"no run below {folder}: a run folder holds {CONFIG}. `cwy train --help` says how to make one."
+        )
     return places
 
 

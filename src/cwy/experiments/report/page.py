@@ -12,7 +12,9 @@ from .panels import Panel
 from .words import listed
 
 
-def page(panels: Sequence[Panel], figures: Mapping[str, Sequence[Markup]], damaged: Sequence[str] = ()) -> str:
+def page(
+    panels: Sequence[Panel], figures: Mapping[str, Sequence[Markup]], damaged: Sequence[str] = ()
+) -> str:
     """The report as HTML.
 
     Args:

@@ -59,7 +59,11 @@ class Panel:
     @property
     def finding(self) -> str:
         """What the runs that ended show, in a sentence, and which series have none."""
-        ended = [replace(one, runs=runs) for one in self.series if (runs := [run for run in one.runs if run.record])]
+        ended = [
+            replace(one, runs=runs)
+            for one in self.series
+            if (runs := [run for run in one.runs if run.record])
+        ]
         told = [self.description.finding(ended)] if ended else []
         left = [one for one in self.series if not any(run.record for run in one.runs)]
         diverged = [one for one in left if all(run.status == "diverged" for run in one.runs)]
@@ -78,7 +82,11 @@ class Panel:
 
     def drawn(self, curve: Curve) -> list[Series]:
         """The series with something to draw."""
-        return [one for one in self.series if any(run.curve(curve.split, curve.metric, curve.along)[0] for run in one.runs)]
+        return [
+            one
+            for one in self.series
+            if any(run.curve(curve.split, curve.metric, curve.along)[0] for run in one.runs)
+        ]
 
 
 def arrange(runs: Iterable[Run]) -> list[Panel]:
@@ -88,7 +96,9 @@ def arrange(runs: Iterable[Run]) -> list[Panel]:
         keys = describe(run.task).panels
         groups.setdefault((run.task, *(run.config.get(key) for key in keys)), []).append(run)
     ordered = sorted(groups.items(), key=lambda item: (item[0][0], *map(_order, item[0][1:])))
-    return _numbered([Panel(key[0], describe(key[0]), _series(members)) for key, members in ordered])
+    return _numbered(
+        [Panel(key[0], describe(key[0]), _series(members)) for key, members in ordered]
+    )
 
 
 def _order(value: Any) -> tuple[bool, Any]:
@@ -110,15 +120,23 @@ def _numbered(panels: list[Panel]) -> list[Panel]:
 
 def _series(runs: Sequence[Run]) -> list[Series]:
     found: dict[str, list[Run]] = {}
-    for run in sorted(runs, key=lambda run: (_rank(run.method), -(run.config.get("reflections") or 1 << 30), run.seed)):
+    for run in sorted(
+        runs,
+        key=lambda run: (_rank(run.method), -(run.config.get("reflections") or 1 << 30), run.seed),
+    ):
         alike = [other for other in runs if other.method == run.method]
         differ = [
-            key for key in run.config if key not in INCIDENTAL and any(o.config.get(key) != run.config[key] for o in alike)
+            key
+            for key in run.config
+            if key not in INCIDENTAL and any(o.config.get(key) != run.config[key] for o in alike)
         ]
         if run.config.get("orthogonal_lr") == run.config.get("lr") and "lr" in differ:
             differ = [key for key in differ if key != "orthogonal_lr"]
         # Rates come last.
-        variant = ", ".join(_setting(key, run.config[key]) for key in sorted(differ, key=lambda key: key.endswith("lr")))
+        variant = ", ".join(
+            _setting(key, run.config[key])
+            for key in sorted(differ, key=lambda key: key.endswith("lr"))
+        )
         found.setdefault(f"{run.method} ({variant})" if variant else run.method, []).append(run)
     return [Series(label, members) for label, members in found.items()]
 

@@ -87,11 +87,21 @@ class Run:
     @cached_property
     def seconds(self) -> float:
         """Training time so far."""
-        return self.record["seconds"] if self.record else max((row.get("seconds", 0.0) for row in self.metrics), default=0.0)
+        return (
+            self.record["seconds"]
+            if self.record
+            else max((row.get("seconds", 0.0) for row in self.metrics), default=0.0)
+        )
 
-    def curve(self, split: str, metric: str, along: str = "step") -> tuple[list[float], list[float]]:
+    def curve(
+        self, split: str, metric: str, along: str = "step"
+    ) -> tuple[list[float], list[float]]:
         """The logged values of a metric, and where on the other axis each was taken."""
-        rows = [row for row in self.metrics if row["split"] == split and _shows(row, metric) and _shows(row, along)]
+        rows = [
+            row
+            for row in self.metrics
+            if row["split"] == split and _shows(row, metric) and _shows(row, along)
+        ]
         return [row[along] for row in rows], [row[metric] for row in rows]
 
     def last(self, split: str, metric: str) -> float | None:
@@ -109,7 +119,9 @@ class Run:
         if f"{level:g}" in recorded:
             return recorded[f"{level:g}"]
         steps, values = self.curve("train", "loss")
-        return next((int(step) for step, value in zip(steps, values, strict=True) if value <= level), None)
+        return next(
+            (int(step) for step, value in zip(steps, values, strict=True) if value <= level), None
+        )
 
 
 def read_run(folder: Path) -> Run:
@@ -173,11 +185,17 @@ def _check_record(record: dict[str, Any]) -> None:
     best = record.get("best") or {}
     if best and not isinstance(best.get("metric"), str):
         raise ValueError("the metric of its best must be a name.")
-    for key, value in {**record.get("crossings", {}), **{k: v for k, v in best.items() if k != "metric"}}.items():
+    for key, value in {
+        **record.get("crossings", {}),
+        **{k: v for k, v in best.items() if k != "metric"},
+    }.items():
         if not isinstance(value, int | float | None):
             raise ValueError(f"{key} must be a number.")
         _check_number(key, value)
-    for key, value in {**record.get("versions", {}), "part": record.get("data", {}).get("part")}.items():
+    for key, value in {
+        **record.get("versions", {}),
+        "part": record.get("data", {}).get("part"),
+    }.items():
         if not isinstance(value, str | None):
             raise ValueError(f"{key} must be a text.")
 

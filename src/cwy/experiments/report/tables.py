@@ -44,7 +44,10 @@ class Row:
 def summary(panel: Panel) -> Markup:
     """A row a series: its numbers over the seeds, of those that ended if any did, and what was published."""
     published = [panel.description.published(one.config) for one in panel.series]
-    columns = [column if column.against is None else _relative(column, panel) for column in (*panel.description.columns, TIME)]
+    columns = [
+        column if column.against is None else _relative(column, panel)
+        for column in (*panel.description.columns, TIME)
+    ]
     heads = ["method", *(column.heading for column in columns), *["published"] * any(published)]
     rows = []
     for one, style, told in zip(panel.series, styles(panel.series), published, strict=True):
@@ -75,12 +78,34 @@ def every_run(panels: Sequence[Panel]) -> Markup:
         for one in panel.series:
             for run in one.runs:
                 record = run.record or {}
-                best = "{metric} {value:.4g} at {step:,}".format(**record["best"]) if record.get("best") else "–"
+                best = (
+                    "{metric} {value:.4g} at {step:,}".format(**record["best"])
+                    if record.get("best")
+                    else "–"
+                )
                 _, drift = run.curve("train", "orthogonality_error")
                 size = f"{record['parameters']:,}" if "parameters" in record else "–"
-                cells = [one.label, str(run.seed), run.status, f"{run.steps:,}", best, number(max(drift)) if drift else "–"]
-                rows.append(_row([*[panel.title] * several, *cells, size, printable(run.folder.name)]))
-    heads = ("method", "seed", "status", "iterations", "best", "orthogonality error", "parameters", "folder")
+                cells = [
+                    one.label,
+                    str(run.seed),
+                    run.status,
+                    f"{run.steps:,}",
+                    best,
+                    number(max(drift)) if drift else "–",
+                ]
+                rows.append(
+                    _row([*[panel.title] * several, *cells, size, printable(run.folder.name)])
+                )
+    heads = (
+        "method",
+        "seed",
+        "status",
+        "iterations",
+        "best",
+        "orthogonality error",
+        "parameters",
+        "folder",
+    )
     return _table([*["task"] * several, *heads], rows)
 
 
@@ -91,8 +116,13 @@ def settings(runs: Sequence[Run]) -> Markup:
     for run in runs:
         columns.setdefault(f"{run.task}, {run.method}" if several else run.method, []).append(run)
     rows = []
-    for key in dict.fromkeys(key for run in runs for key in run.config if key not in ("task", "method")):
-        texts = [", ".join(dict.fromkeys(_setting(run, key) for run in members)) for members in columns.values()]
+    for key in dict.fromkeys(
+        key for run in runs for key in run.config if key not in ("task", "method")
+    ):
+        texts = [
+            ", ".join(dict.fromkeys(_setting(run, key) for run in members))
+            for members in columns.values()
+        ]
         cells = [Cell(text) for text in texts]
         if len(set(texts)) == 1:
             cells = [Cell(texts[0], columns=len(texts))]
@@ -104,9 +134,19 @@ def environment(runs: Sequence[Run]) -> Markup:
     """A row for each machine, set of versions, commit and day, with the number of runs."""
     found: dict[tuple[str, ...], int] = {}
     for record in (run.record for run in runs if run.record):
-        versions = ", ".join(f"{name} {version}" for name, version in record.get("versions", {}).items())
-        commit = f"{str(record.get('commit') or '?')[:12]}{' (changed)' if record.get('dirty') else ''}"
-        row = str(record["device"]), str(record.get("threads", "–")), commit, str(record.get("started", ""))[:10], versions
+        versions = ", ".join(
+            f"{name} {version}" for name, version in record.get("versions", {}).items()
+        )
+        commit = (
+            f"{str(record.get('commit') or '?')[:12]}{' (changed)' if record.get('dirty') else ''}"
+        )
+        row = (
+            str(record["device"]),
+            str(record.get("threads", "–")),
+            commit,
+            str(record.get("started", ""))[:10],
+            versions,
+        )
         found[row] = found.get(row, 0) + 1
     rows = [_row([str(count), *row], wraps=True) for row, count in found.items()]
     if not rows:
@@ -120,7 +160,9 @@ def _over_seeds(column: Column, runs: Sequence[Run]) -> Cell:
     if not known:
         return Cell(column.absent if all(run.record for run in runs) else "–")
     # A number and its units stay on one line.
-    middle, low, high = (column.form(value).replace(" ", "\u00a0") for value in (mean(known), min(known), max(known)))
+    middle, low, high = (
+        column.form(value).replace(" ", "\u00a0") for value in (mean(known), min(known), max(known))
+    )
     spread = [f"{low} to {high}"] if low != high else []
     if len(known) < len(values):
         spread.append(f"{len(known)} of {len(values)} seeds")
@@ -129,7 +171,11 @@ def _over_seeds(column: Column, runs: Sequence[Run]) -> Cell:
 
 def _relative(column: Column, panel: Panel) -> Column:
     theirs = [run for run in panel.runs if run.method == column.against]
-    known = [value for run in [r for r in theirs if r.record] or theirs if (value := column.value(run)) is not None]
+    known = [
+        value
+        for run in [r for r in theirs if r.record] or theirs
+        if (value := column.value(run)) is not None
+    ]
     base = mean(known) if known else None
 
     def value(run: Run) -> float | None:

@@ -31,9 +31,14 @@ def write(runs: Sequence[Run], out: Path, damaged: Sequence[str] = ()) -> list[P
     for name, one, _ in chain.from_iterable(drawn.values()):
         made |= {f"{name}.png": figure.png(one), f"{name}.svg": figure.svg(one).encode()}
     shown = {panel.slug: panel.description.pictures(panel.series) for panel in panels}
-    made |= {f"{slug}-{one.name}": one.content for slug, pictures in shown.items() for one in pictures}
+    made |= {
+        f"{slug}-{one.name}": one.content for slug, pictures in shown.items() for one in pictures
+    }
     inlined = {
-        slug: [*(figure.inline(one, name, text) for name, one, text in figures), *map(_image, shown[slug])]
+        slug: [
+            *(figure.inline(one, name, text) for name, one, text in figures),
+            *map(_image, shown[slug]),
+        ]
         for slug, figures in drawn.items()
     }
     made = {PAGE: page(panels, inlined, damaged).encode(), **made}
@@ -51,7 +56,11 @@ def elements(panel: Panel) -> list[Markup]:
 def _figures(panel: Panel) -> list[tuple[str, figure.Figure, str]]:
     """Name, figure and words of each curve that has something to draw."""
     return [
-        (f"{panel.slug}-{curve.name}", figure.draw(panel, curve), f"{panel.title}: {curve.label} over {curve.along_label}")
+        (
+            f"{panel.slug}-{curve.name}",
+            figure.draw(panel, curve),
+            f"{panel.title}: {curve.label} over {curve.along_label}",
+        )
         for curve in panel.description.curves
         if panel.drawn(curve)
     ]

@@ -23,7 +23,9 @@ FRAMES = 32
 class Block(nn.Module):
     """A strided convolution, or a deconvolution, of images ``(R, C, H, W)``; normalised, if asked; ReLU."""
 
-    def __init__(self, inputs: int, outputs: int, up: bool, normalize: bool, dtype: torch.dtype) -> None:
+    def __init__(
+        self, inputs: int, outputs: int, up: bool, normalize: bool, dtype: torch.dtype
+    ) -> None:
         super().__init__()
         if up:
             self.map = nn.ConvTranspose2d(inputs, outputs, 3, 2, 1, 1, dtype=dtype)
@@ -70,11 +72,26 @@ class Predictor(nn.Module):
             if lstm:
                 return ConvLSTM(inputs, outputs, kernel_size, dtype=dtype)
             length = None if method in FREE else raw_length(method)
-            return ConvNERU(inputs, outputs, kernel_size, dtype=dtype, method=method, length=length, backend=backend)
+            return ConvNERU(
+                inputs,
+                outputs,
+                kernel_size,
+                dtype=dtype,
+                method=method,
+                length=length,
+                backend=backend,
+            )
 
-        self.down = nn.ModuleList(Block(a, b, False, lstm, dtype) for a, b in ((GROUP**2, f), (f, 2 * f), (2 * f, 4 * f)))
-        self.up = nn.ModuleList(Block(a, b, True, lstm, dtype) for a, b in ((4 * f, 2 * f), (2 * f, f), (f, f)))
-        self.units = nn.ModuleList(unit(a, b) for a, b in ((f, f), (2 * f, 2 * f), (4 * f, 4 * f), (4 * f, 2 * f), (2 * f, f)))
+        self.down = nn.ModuleList(
+            Block(a, b, False, lstm, dtype) for a, b in ((GROUP**2, f), (f, 2 * f), (2 * f, 4 * f))
+        )
+        self.up = nn.ModuleList(
+            Block(a, b, True, lstm, dtype) for a, b in ((4 * f, 2 * f), (2 * f, f), (f, f))
+        )
+        self.units = nn.ModuleList(
+            unit(a, b)
+            for a, b in ((f, f), (2 * f, 2 * f), (4 * f, 4 * f), (4 * f, 2 * f), (2 * f, f))
+        )
         self.last = nn.Conv2d(f + GROUP**2, GROUP**2, 3, padding=1, dtype=dtype)
         self._start()
 
@@ -106,9 +123,16 @@ class Predictor(nn.Module):
         x = recur(4, torch.cat([self.up[1](x), a], 1))
         # At full size a channel is the largest tensor of all: some frames at a time, made again when they are needed.
         rows = zip(x.split(FRAMES), first.split(FRAMES), strict=True)
-        x = torch.cat([checkpoint(self._show, *row, use_reentrant=False, preserve_rng_state=False) for row in rows])
+        x = torch.cat(
+            [
+                checkpoint(self._show, *row, use_reentrant=False, preserve_rng_state=False)
+                for row in rows
+            ]
+        )
         return pixel_shuffle(x, GROUP).view(steps, batch, *frames.shape[2:]).transpose(0, 1)
 
     def _show(self, x: Tensor, first: Tensor) -> Tensor:
         x, weight = self.up[2](x), self.last.weight
-        return conv2d(x, weight[:, : x.shape[1]], self.last.bias, padding=1) + conv2d(first, weight[:, x.shape[1] :], padding=1)
+        return conv2d(x, weight[:, : x.shape[1]], self.last.bias, padding=1) + conv2d(
+            first, weight[:, x.shape[1] :], padding=1
+        )

@@ -54,14 +54,25 @@ def paper(method: str, action: str) -> VideoConfig:
 
 def small(method: str, action: str) -> VideoConfig:
     """For a CPU: minutes."""
-    return replace(paper(method, action), channels=8, epochs=2, batch_size=16, test_batch_size=100, save_every=50)
+    return replace(
+        paper(method, action),
+        channels=8,
+        epochs=2,
+        batch_size=16,
+        test_batch_size=100,
+        save_every=50,
+    )
 
 
 def _named(recipes: dict[str, Recipe]) -> dict[str, Recipe]:
     """Each recipe, and again with its method's name before its own."""
-    return recipes | {f"{method}-{name}": recipe for method in METHODS for name, recipe in recipes.items()}
+    return recipes | {
+        f"{method}-{name}": recipe for method in METHODS for name, recipe in recipes.items()
+    }
 
 
 KTH_RECIPES = _named({action: partial(paper, action=action) for action in kth.ACTIONS})
 WEIZMANN_RECIPES = _named({action: partial(paper, action=action) for action in weizmann.ACTIONS})
-MOVING_RECIPES = _named({"digits": partial(paper, action="all"), "small": partial(small, action="all")})
+MOVING_RECIPES = _named(
+    {"digits": partial(paper, action="all"), "small": partial(small, action="all")}
+)

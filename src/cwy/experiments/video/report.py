@@ -37,7 +37,11 @@ WHOLE = "100.0% of the set's frames"
 def tested(run: Run) -> float | None:
     """The loss of the state that was best on the validation part: on the test part, or, where there is none, on its own."""
     test = run.last("test", "loss")
-    return test if test is not None or run.record is None else min(run.curve("validation", "loss")[1], default=None)
+    return (
+        test
+        if test is not None or run.record is None
+        else min(run.curve("validation", "loss")[1], default=None)
+    )
 
 
 def epoch_seconds(run: Run) -> float | None:
@@ -58,8 +62,13 @@ def _told(values: Sequence[float]) -> str:
 
 
 def _finding(series: Sequence[Series]) -> str:
-    losses = {one.label: [loss for run in one.runs if (loss := tested(run)) is not None] for one in series}
-    ranked = sorted(((label, values) for label, values in losses.items() if values), key=lambda item: mean(item[1]))
+    losses = {
+        one.label: [loss for run in one.runs if (loss := tested(run)) is not None] for one in series
+    }
+    ranked = sorted(
+        ((label, values) for label, values in losses.items() if values),
+        key=lambda item: mean(item[1]),
+    )
     if not ranked:
         return "not tested yet"
     parts = {part for one in series for run in one.runs if (part := _part(run)) is not None}
@@ -72,18 +81,28 @@ def _finding(series: Sequence[Series]) -> str:
     place = [label for label, _ in ranked].index("tcwy") + 1 if losses.get("tcwy") else 1
     if place > 2:
         told += f"; tcwy, {_told(losses['tcwy'])}, is number {place} of {len(ranked)}"
-    return told if parts <= {WHOLE} else f"{told} (on {parts.pop()}: not to be compared with the paper)"
+    return (
+        told
+        if parts <= {WHOLE}
+        else f"{told} (on {parts.pop()}: not to be compared with the paper)"
+    )
 
 
 def _pictures(series: Sequence[Series]) -> list[Picture]:
     from .pictures import STRIP, animation, picture, read
 
-    kept = {one.label: [path for run in one.runs if _whole(path := run.folder / STRIP)] for one in series}
+    kept = {
+        one.label: [path for run in one.runs if _whole(path := run.folder / STRIP)]
+        for one in series
+    }
     strips = [(label, read(paths[0])) for label, paths in kept.items() if paths]
     if not strips:
         return []
     text = "True frames, and each predicted from those before it, by the best state of one seed of each method"
-    return [Picture("frames.png", picture(strips), f"{text}."), Picture("frames.gif", animation(strips), f"{text}, in motion.")]
+    return [
+        Picture("frames.png", picture(strips), f"{text}."),
+        Picture("frames.gif", animation(strips), f"{text}, in motion."),
+    ]
 
 
 def _whole(path: Path) -> bool:
@@ -100,7 +119,15 @@ def _published(run: Run) -> float | None:
 
 
 def _over_epochs(split: str, told: str) -> Curve:
-    return Curve(split, "loss", f"l1 a frame ({told})", split=split, along="epoch", along_label="epoch", scale="log")
+    return Curve(
+        split,
+        "loss",
+        f"l1 a frame ({told})",
+        split=split,
+        along="epoch",
+        along_label="epoch",
+        scale="log",
+    )
 
 
 def _description(title: str, about: str, panels: dict[str, str], *more: Column) -> Description:
@@ -113,9 +140,21 @@ def _description(title: str, about: str, panels: dict[str, str], *more: Column) 
         columns=(
             Column("test l1 a frame", tested, "{:.1f}".format),
             *more,
-            Column("best validation l1", lambda run: min(run.curve("validation", "loss")[1], default=None), "{:.1f}".format),
-            Column("parameters", lambda run: (run.record or {}).get("parameters"), lambda count: f"{count / 1e6:.2f} M"),
-            Column("GPU memory", lambda run: (run.record or {}).get("peak_memory"), lambda size: f"{size / 1e9:.2f} GB"),
+            Column(
+                "best validation l1",
+                lambda run: min(run.curve("validation", "loss")[1], default=None),
+                "{:.1f}".format,
+            ),
+            Column(
+                "parameters",
+                lambda run: (run.record or {}).get("parameters"),
+                lambda count: f"{count / 1e6:.2f} M",
+            ),
+            Column(
+                "GPU memory",
+                lambda run: (run.record or {}).get("peak_memory"),
+                lambda size: f"{size / 1e9:.2f} GB",
+            ),
             Column("time an epoch", epoch_seconds, duration),
         ),
         finding=_finding,
@@ -131,6 +170,10 @@ DESCRIPTIONS = {
         {"action": ""},
         Column("the paper's, on the whole set", _published, "{:.1f}".format, "other settings"),
     ),
-    "weizmann": _description("Weizmann", "Five persons train, two validate, two test.", {"action": ""}),
-    "movingmnist": _description("Moving MNIST", "Two digits move and bounce in 20 frames of 64 x 64.", {}),
+    "weizmann": _description(
+        "Weizmann", "Five persons train, two validate, two test.", {"action": ""}
+    ),
+    "movingmnist": _description(
+        "Moving MNIST", "Two digits move and bounce in 20 frames of 64 x 64.", {}
+    ),
 }

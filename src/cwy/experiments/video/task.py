@@ -41,9 +41,13 @@ class Video(Task[VideoConfig]):
         videos = self.load(self.config.action)
         missing = [split for split in SPLITS[:2] if not videos.sequences[split]]
         if missing:
-            raise ConfigError(f"no {' or '.join(missing)} videos of {self.name}/{self.config.action} are here.")
+            raise ConfigError(
+                f"no {' or '.join(missing)} videos of {self.name}/{self.config.action} are here."
+            )
         if videos.frames.shape[-1] % SHRINK:
-            raise ConfigError(f"the side of a frame must be a multiple of {SHRINK}, got {videos.frames.shape[-1]}.")
+            raise ConfigError(
+                f"the side of a frame must be a multiple of {SHRINK}, got {videos.frames.shape[-1]}."
+            )
         self.videos, self.frames = videos, videos.frames.to(device)
         self._order: tuple[int, list[int]] = -1, []
 
@@ -73,7 +77,9 @@ class Video(Task[VideoConfig]):
 
     def model(self) -> Predictor:
         config, backend = self.config, "reference" if self.config.eager else "auto"
-        return Predictor(self.settings.method, config.channels, config.kernel_size, self.dtype, backend).to(self.device)
+        return Predictor(
+            self.settings.method, config.channels, config.kernel_size, self.dtype, backend
+        ).to(self.device)
 
     @property
     def capturable(self) -> bool:
@@ -83,7 +89,10 @@ class Video(Task[VideoConfig]):
         epoch, index = divmod(step, self.epoch)
         if self._order[0] != epoch:
             random = self.generator("epoch", epoch, device="cpu")
-            self._order = epoch, torch.randperm(len(self.videos.sequences["train"]), generator=random).tolist()
+            self._order = (
+                epoch,
+                torch.randperm(len(self.videos.sequences["train"]), generator=random).tolist(),
+            )
         size = self.config.batch_size
         return self._gather("train", self._order[1][index * size : (index + 1) * size])
 
@@ -92,11 +101,19 @@ class Video(Task[VideoConfig]):
         spans = [self.videos.sequences[split][i] for i in chosen]
         lengths = [stop - start for start, stop in spans]
         steps = 1 + math.ceil((max(lengths) - 1) / self.config.bucket) * self.config.bucket
-        starts, length = (torch.tensor(v).to(self.device, non_blocking=True) for v in ([a for a, _ in spans], lengths))
+        starts, length = (
+            torch.tensor(v).to(self.device, non_blocking=True)
+            for v in ([a for a, _ in spans], lengths)
+        )
         at = torch.arange(steps, device=self.device)
         inside = at < length[:, None]
         frames = self.frames[torch.where(inside, starts[:, None] + at, 0)] * inside[..., None, None]
-        share = torch.full((len(chosen),), len(chosen) / (sum(lengths) - len(lengths)), dtype=self.dtype, device=self.device)
+        share = torch.full(
+            (len(chosen),),
+            len(chosen) / (sum(lengths) - len(lengths)),
+            dtype=self.dtype,
+            device=self.device,
+        )
         return frames, length, share
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
@@ -112,7 +129,9 @@ class Video(Task[VideoConfig]):
     def conclude(self, model: nn.Module) -> tuple[dict[str, dict[str, float]], dict[str, bytes]]:
         """Predicts the test persons by the best state, and keeps some frames to be looked at."""
         split = "test" if self.videos.sequences["test"] else "validation"
-        return {split: self._over(model, split)} if split == "test" else {}, {STRIP: self._strip(model, split)}
+        return {split: self._over(model, split)} if split == "test" else {}, {
+            STRIP: self._strip(model, split)
+        }
 
     def _over(self, model: nn.Module, split: str) -> dict[str, float]:
         """The loss over all frames of a split; sequences of like length go together."""

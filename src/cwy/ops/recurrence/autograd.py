@@ -28,7 +28,11 @@ def rollout(
     ``loops`` names the module in this folder whose loops run.
     """
     given = [t for t in (x, h0, bias, weight, *q) if t is not None]
-    if last and memory == "store" and not (torch.is_grad_enabled() and any(t.requires_grad for t in given)):
+    if (
+        last
+        and memory == "store"
+        and not (torch.is_grad_enabled() and any(t.requires_grad for t in given))
+    ):
         memory = "nothing"
     how = nonlinearity, sizes, memory, last, loops, steps
     if _seen(given):
@@ -47,7 +51,9 @@ def _seen(tensors: list[Tensor]) -> bool:
 
 def _plan(q, bias, weight, nonlinearity, sizes, memory, last, loops, steps=None) -> Rollout:
     listed = _listed(sizes, steps)
-    return Rollout(of(q), bias, weight, named(nonlinearity, q[0]), listed, memory, last, _module(loops))
+    return Rollout(
+        of(q), bias, weight, named(nonlinearity, q[0]), listed, memory, last, _module(loops)
+    )
 
 
 def _listed(sizes: list[int], steps: int | None) -> list[int]:
@@ -106,12 +112,35 @@ def _backward(g, gn, x, h0, q, bias, weight, states, hn, signs, starts, *how, si
 
 
 def _backward_fake(
-    g, gn, x, h0, q, bias, weight, states, hn, signs, starts, nonlinearity, sizes, memory, last, loops, steps=None
+    g,
+    gn,
+    x,
+    h0,
+    q,
+    bias,
+    weight,
+    states,
+    hn,
+    signs,
+    starts,
+    nonlinearity,
+    sizes,
+    memory,
+    last,
+    loops,
+    steps=None,
 ):
     empty = h0.new_empty(0)
     dx = rows_like(h0 if weight is None else x, sum(sizes) if steps is None else sizes[0] * steps)
-    like = lambda p: torch.empty_like(p) if p.dim() == 4 else p.new_empty(p.shape)  # products are laid out row by row
-    return [dx, torch.empty_like(h0), *(empty if p is None else like(p) for p in (bias, weight)), *map(like, q)]
+    like = lambda p: (
+        torch.empty_like(p) if p.dim() == 4 else p.new_empty(p.shape)
+    )  # products are laid out row by row
+    return [
+        dx,
+        torch.empty_like(h0),
+        *(empty if p is None else like(p) for p in (bias, weight)),
+        *map(like, q),
+    ]
 
 
 class _Rollout(Function):
@@ -140,13 +169,24 @@ class _Rollout(Function):
             return None, None, None, None, None, *(None for _ in q)
         batched = not all(torch._C._has_storage(t) for t in (g, gn) if t is not None)
         if torch.is_grad_enabled() or batched:
-            dx, dh0, dq, dbias, dweight = _differentiable_backward(g, gn, x, h0, q, bias, weight, states, signs, ctx.how)
+            dx, dh0, dq, dbias, dweight = _differentiable_backward(
+                g, gn, x, h0, q, bias, weight, states, signs, ctx.how
+            )
         else:
             given = [t for t in (g, gn, states, h0) if t is not None]
             signed = len(q) > 1 and not ctx.needs_input_grad[-1]
             backward = _backward_op if _seen(given) else functools.partial(_backward, signed=signed)
-            dx, dh0, dbias, dweight, *dq = backward(g, gn, x, h0, q, bias, weight, states, hn, signs, starts, *ctx.how)
-        return dx, dh0, None if bias is None else dbias, None if weight is None else dweight, None, *dq
+            dx, dh0, dbias, dweight, *dq = backward(
+                g, gn, x, h0, q, bias, weight, states, hn, signs, starts, *ctx.how
+            )
+        return (
+            dx,
+            dh0,
+            None if bias is None else dbias,
+            None if weight is None else dweight,
+            None,
+            *dq,
+        )
 
 
 def _saved(ctx) -> tuple[Tensor | None, ...]:
@@ -178,17 +218,25 @@ def _differentiable_backward(g, gn, x, h0, q, bias, weight, states, signs, how):
     carry, deltas = torch.zeros_like(h0[:0]), []
     for t in range(len(sizes) - 1, -1, -1):
         after = carry.shape[0]
-        ending = h0.new_zeros(sizes[t] - after, *h0.shape[1:]) if gn is None else gn[after : sizes[t]]
-        delta = f.back(grads[t] + torch.cat([carry, ending]), values[t], z[t], bias if f.threshold else None)
+        ending = (
+            h0.new_zeros(sizes[t] - after, *h0.shape[1:]) if gn is None else gn[after : sizes[t]]
+        )
+        delta = f.back(
+            grads[t] + torch.cat([carry, ending]), values[t], z[t], bias if f.threshold else None
+        )
         carry = multiply_adjoint(q, delta)
         deltas.append(delta)
     delta = torch.cat(deltas[::-1])
-    before = torch.cat([h0[: sizes[0]], *(v[:size] for v, size in zip(values, sizes[1:], strict=False))])
+    before = torch.cat(
+        [h0[: sizes[0]], *(v[:size] for v, size in zip(values, sizes[1:], strict=False))]
+    )
     along = torch.sgn(states).conj() * delta if f.threshold else delta
     dbias = (
         None
         if bias is None
-        else (along.real if along.is_complex() and not bias.is_complex() else along).sum_to_size(bias.shape)
+        else (along.real if along.is_complex() and not bias.is_complex() else along).sum_to_size(
+            bias.shape
+        )
     )
     dx, dweight = (delta, None) if weight is None else mapped_back(delta, x, weight)
     return dx, carry, of(q).grad(delta, before), dbias, dweight
@@ -196,7 +244,11 @@ def _differentiable_backward(g, gn, x, h0, q, bias, weight, states, signs, how):
 
 def multiply_adjoint(q, delta):
     if len(q) == 1:
-        return delta @ q[0].conj() if q[0].dim() == 2 else conv_transpose2d(delta, q[0], padding=half(q[0]))
+        return (
+            delta @ q[0].conj()
+            if q[0].dim() == 2
+            else conv_transpose2d(delta, q[0], padding=half(q[0]))
+        )
     w, y, d = q
     return delta * d.conj() - (delta @ w.conj()) @ y.mT
 

@@ -91,7 +91,16 @@ def forward(x: Tensor, h0: Tensor, rollout: Rollout) -> tuple[Tensor, Tensor, Te
         before = z[at : at + size] if z is not None else rows_like(h0, size) if signs else None
         if memory == "checkpoint":
             starts.append(h[: chunk[0]])
-        end = rollout.loops.run(rollout.inputs(x[at : at + size]), h, into, before, chunk, rollout.transition, f, rollout.bias)
+        end = rollout.loops.run(
+            rollout.inputs(x[at : at + size]),
+            h,
+            into,
+            before,
+            chunk,
+            rollout.transition,
+            f,
+            rollout.bias,
+        )
         if before is not None and memory == "reversible":
             bits.append(_pack(before.signbit()))
         going = sizes[stop] if stop < len(sizes) else 0
@@ -107,8 +116,12 @@ def forward(x: Tensor, h0: Tensor, rollout: Rollout) -> tuple[Tensor, Tensor, Te
 
 def _pack(signs: Tensor) -> Tensor:
     """Eight signs a byte."""
-    flat = torch.nn.functional.pad(signs.reshape(-1).to(torch.uint8), (0, -signs.numel() % 8)).reshape(-1, 8)
-    return (flat << torch.arange(8, dtype=torch.uint8, device=signs.device)).sum(-1, dtype=torch.uint8)
+    flat = torch.nn.functional.pad(
+        signs.reshape(-1).to(torch.uint8), (0, -signs.numel() % 8)
+    ).reshape(-1, 8)
+    return (flat << torch.arange(8, dtype=torch.uint8, device=signs.device)).sum(
+        -1, dtype=torch.uint8
+    )
 
 
 def _unpack(bits: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -121,7 +134,13 @@ def backward(
     signs: Tensor, starts: Tensor,
 ) -> tuple[Tensor, Tensor, list[Tensor | None], Tensor | None, Tensor | None]:  # fmt: skip
     """Gradients of x, h0, the transition's tensors, bias and weight; ``x`` may be None if every state was stored."""
-    sizes, f, weight, memory, shape = rollout.sizes, rollout.f, rollout.weight, rollout.memory, h0.shape[1:]
+    sizes, f, weight, memory, shape = (
+        rollout.sizes,
+        rollout.f,
+        rollout.weight,
+        rollout.memory,
+        h0.shape[1:],
+    )
     at, bit, first = total(sizes), signs.shape[0], starts.shape[0]
     dx = rows_like(h0 if x is None or weight is None else x, at)
     dweight = dbias = None
@@ -141,7 +160,9 @@ def backward(
             before = starts[first : first + chunk[0]]
             z = rows_like(h0, size) if f.keeps_z else None
             known = None if f.keeps_z else rows_like(h0, size)
-            rollout.loops.run(rollout.inputs(part), before, known, z, chunk, rollout.transition, f, rollout.bias)
+            rollout.loops.run(
+                rollout.inputs(part), before, known, z, chunk, rollout.transition, f, rollout.bias
+            )
         else:
             negative = None
             if f.keeps_z:
@@ -158,8 +179,14 @@ def backward(
         deltas = dx[at : at + size] if weight is None else rows_like(h0, size)
         outside = None if g is None else g[at : at + size]
         transition, loops = rollout.transition, rollout.loops
-        carry, along, found = loops.adjoint(outside, carry, gn, deltas, known, before, z, chunk, transition, f, rollout.bias)
-        dq = [None if p is None else p.add_(more) for p, more in zip(dq, found, strict=True)] if dq else list(found)
+        carry, along, found = loops.adjoint(
+            outside, carry, gn, deltas, known, before, z, chunk, transition, f, rollout.bias
+        )
+        dq = (
+            [None if p is None else p.add_(more) for p, more in zip(dq, found, strict=True)]
+            if dq
+            else list(found)
+        )
         dbias = along if dbias is None else dbias.add_(along)
         if weight is not None:
             dx[at : at + size], more = mapped_back(deltas, part, weight)
@@ -167,4 +194,10 @@ def backward(
     if sizes:
         return dx, carry, dq, dbias, dweight
     dbias, dweight = (None if p is None else torch.zeros_like(p) for p in (rollout.bias, weight))
-    return dx, torch.zeros_like(h0) if gn is None else gn, [torch.zeros_like(p) for p in rollout.transition], dbias, dweight
+    return (
+        dx,
+        torch.zeros_like(h0) if gn is None else gn,
+        [torch.zeros_like(p) for p in rollout.transition],
+        dbias,
+        dweight,
+    )

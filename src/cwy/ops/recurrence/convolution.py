@@ -14,8 +14,15 @@ from .transition import channels_last, flat
 
 dispatch.provide(
     "conv_rollout",
-    dispatch.Backend("torch", autograd, "the loop and its adjoint by hand; CUDA graphs on a GPU", by_hand),
-    dispatch.Backend("reference", reference, "a loop and autograd: the definition; torch.func, callables", by_autograd),
+    dispatch.Backend(
+        "torch", autograd, "the loop and its adjoint by hand; CUDA graphs on a GPU", by_hand
+    ),
+    dispatch.Backend(
+        "reference",
+        reference,
+        "a loop and autograd: the definition; torch.func, callables",
+        by_autograd,
+    ),
 )
 
 
@@ -71,7 +78,15 @@ def conv_rollout(
     weight = None if weight is None else weight.to(dtype)
     if exports_plainly(backend):
         threshold = None if bias is None else bias.to(dtype).view(-1, 1, 1)
-        given = x.to(dtype), h0.to(dtype), [kernel.to(dtype)], threshold, weight, nonlinearity, output == "last"
+        given = (
+            x.to(dtype),
+            h0.to(dtype),
+            [kernel.to(dtype)],
+            threshold,
+            weight,
+            nonlinearity,
+            output == "last",
+        )
         states, last = scan.rollout(*given)
         return None if states is None else states.to(wanted), last.to(wanted)
     rows = flat(x.to(dtype))
@@ -91,17 +106,31 @@ def conv_rollout(
     )  # fmt: skip
     serve = dispatch.choose("conv_rollout", backend, request).rollout
     beside = None if bias is None else bias.to(dtype).view(-1, 1, 1)
-    states, last = serve(rows, h0, [kernel], beside, weight, nonlinearity, sizes, memory, output == "last", steps)
-    return None if output == "last" else states.to(wanted).unflatten(0, x.shape[:2]), last.to(wanted)
+    states, last = serve(
+        rows, h0, [kernel], beside, weight, nonlinearity, sizes, memory, output == "last", steps
+    )
+    return None if output == "last" else states.to(wanted).unflatten(0, x.shape[:2]), last.to(
+        wanted
+    )
 
 
-def _check(x: Tensor, h0: Tensor, kernel: Tensor, bias: Tensor | None, weight: Tensor | None) -> None:
-    for name, value, shape in (("x", x, "(T, B, C, H, W)"), ("h0", h0, "(B, C, H, W)"), ("kernel", kernel, "(C, C, q, q)")):
+def _check(
+    x: Tensor, h0: Tensor, kernel: Tensor, bias: Tensor | None, weight: Tensor | None
+) -> None:
+    for name, value, shape in (
+        ("x", x, "(T, B, C, H, W)"),
+        ("h0", h0, "(B, C, H, W)"),
+        ("kernel", kernel, "(C, C, q, q)"),
+    ):
         if not isinstance(value, Tensor) or value.dim() != shape.count(",") + 1:
-            got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            got = (
+                f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            )
             raise ValueError(f"conv_rollout: {name} must be {shape}, got {got}.")
         if not value.is_floating_point():
-            raise TypeError(f"conv_rollout: {name} must be real and floating-point, got {value.dtype}.")
+            raise TypeError(
+                f"conv_rollout: {name} must be real and floating-point, got {value.dtype}."
+            )
     channels = h0.shape[1]
     if kernel.shape[:2] != (channels, channels) or not all(size % 2 for size in kernel.shape[2:]):
         raise ValueError(
@@ -113,4 +142,6 @@ def _check(x: Tensor, h0: Tensor, kernel: Tensor, bias: Tensor | None, weight: T
     mapped = channels if weight is None else weight.shape[1]
     if x.shape[1:] != (h0.shape[0], mapped, *h0.shape[2:]):
         expected = ", ".join(map(str, (h0.shape[0], mapped, *h0.shape[2:])))
-        raise ValueError(f"conv_rollout: x is {tuple(x.shape)} and h0 {tuple(h0.shape)}: expected x (T, {expected}).")
+        raise ValueError(
+            f"conv_rollout: x is {tuple(x.shape)} and h0 {tuple(h0.shape)}: expected x (T, {expected})."
+        )

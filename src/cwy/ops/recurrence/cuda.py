@@ -35,7 +35,9 @@ def why_not(request: Request) -> str | None:
         if _capability(request.index) < (8, 0):
             reasons.append("it needs an NVIDIA GPU of capability 8.0")
         elif wide and _capability(request.index)[0] not in (9, 10):
-            reasons.append(f"for N = {request.n} it needs the shared memory of an NVIDIA GPU of capability 9.0 or 10.0")
+            reasons.append(
+                f"for N = {request.n} it needs the shared memory of an NVIDIA GPU of capability 9.0 or 10.0"
+            )
     if request.nonlinearity not in tiling.NONLINEARITIES:
         reasons.append("the nonlinearity is a callable")
     if request.dtype != torch.float32:
@@ -48,7 +50,9 @@ def why_not(request: Request) -> str | None:
     if request.n > tiling.CLUSTER_UNITS:
         reasons.append(f"N = {request.n} is above the {tiling.CLUSTER_UNITS} that a cluster holds")
     if request.factors is not None and request.factors > tiling.CLUSTER_REFLECTIONS:
-        reasons.append(f"L = {request.factors} is above the {tiling.CLUSTER_REFLECTIONS} that a cluster holds as factors")
+        reasons.append(
+            f"L = {request.factors} is above the {tiling.CLUSTER_REFLECTIONS} that a cluster holds as factors"
+        )
     if request.steps == 0 or request.batch == 0:
         reasons.append("there is no step")
     if request.transformed is not None:
@@ -79,7 +83,9 @@ def rollout(
     x: Tensor, h0: Tensor, q: list[Tensor], bias: Tensor | None, weight: Tensor | None, nonlinearity: str, sizes: list[int],
     memory: str, last: bool, steps: int | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    return autograd.rollout(x, h0, q, bias, weight, nonlinearity, sizes, memory, last, steps, "cuda")
+    return autograd.rollout(
+        x, h0, q, bias, weight, nonlinearity, sizes, memory, last, steps, "cuda"
+    )
 
 
 def run(
@@ -102,18 +108,41 @@ def adjoint(
     dbias = None if bias is None else torch.empty_like(end)
     one = states if z is None else z
     inner = deltas.new_empty(deltas.shape[0], 0 if isinstance(q, Formed) else q.w.shape[1])
-    _launch(ADJOINT, q, f, sizes, inner, one=one, two=g, start=tail, out=deltas, end=end, dbias=dbias)
-    return end, None if dbias is None else dbias.sum(0), _gradient(q, deltas, inner, states, before, sizes)
+    _launch(
+        ADJOINT, q, f, sizes, inner, one=one, two=g, start=tail, out=deltas, end=end, dbias=dbias
+    )
+    return (
+        end,
+        None if dbias is None else dbias.sum(0),
+        _gradient(q, deltas, inner, states, before, sizes),
+    )
 
 
 def recover(
-    x: Tensor, h: Tensor, hn: Tensor, negative: Tensor | None, sizes: list[int], q: Matrix, bias: Tensor | None
+    x: Tensor,
+    h: Tensor,
+    hn: Tensor,
+    negative: Tensor | None,
+    sizes: list[int],
+    q: Matrix,
+    bias: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """As :func:`loops.recover`."""
     tail = torch.cat([h, hn[h.shape[0] : sizes[0]]])
     z, end = hn.new_empty(sum(sizes), hn.shape[-1]), tail.new_empty(tail.shape)
     signs = None if negative is None else torch.where(negative, -1.0, 1.0)
-    _launch(RECOVER, q, NONLINEARITIES["identity"], sizes, one=x, two=signs, bias=bias, start=tail, out=z, end=end)
+    _launch(
+        RECOVER,
+        q,
+        NONLINEARITIES["identity"],
+        sizes,
+        one=x,
+        two=signs,
+        bias=bias,
+        start=tail,
+        out=z,
+        end=end,
+    )
     return z, end
 
 
@@ -121,7 +150,11 @@ def _gradient(
     q: Matrix, deltas: Tensor, inner: Tensor, states: Tensor, before: Tensor, sizes: list[int]
 ) -> tuple[Tensor | None, ...]:
     r"""Of the transition's tensors; ``inner`` is $W^\top\delta$ of each row, for factors."""
-    rest, heads = (states, before) if sizes[0] == sizes[-1] else (states[:0], loops.previous(states, before, sizes))
+    rest, heads = (
+        (states, before)
+        if sizes[0] == sizes[-1]
+        else (states[:0], loops.previous(states, before, sizes))
+    )
     if isinstance(q, Formed):
         return (product(deltas, rest, heads),)
     minus = -q.y
@@ -130,14 +163,25 @@ def _gradient(
     if isinstance(q, Signed):
         return dw, dy, None
     held = heads.shape[0]
-    return dw, dy, (deltas[:held] * heads).sum(0) + (deltas[held:] * rest[: deltas.shape[0] - held]).sum(0)
+    return (
+        dw,
+        dy,
+        (deltas[:held] * heads).sum(0) + (deltas[held:] * rest[: deltas.shape[0] - held]).sum(0),
+    )
 
 
 def _launch(
-    mode: int, q: Matrix, f: Nonlinearity, sizes: list[int], inner: Tensor | None = None, **tensors: Tensor | None
+    mode: int,
+    q: Matrix,
+    f: Nonlinearity,
+    sizes: list[int],
+    inner: Tensor | None = None,
+    **tensors: Tensor | None,
 ) -> None:
     given = {name: t.contiguous() for name, t in tensors.items() if t is not None}
-    assert all(given[name] is tensors[name] for name in ("out", "extra", "end", "dbias") if name in given)
+    assert all(
+        given[name] is tensors[name] for name in ("out", "extra", "end", "dbias") if name in given
+    )
     n, batch, device = given["end"].shape[-1], sizes[0], given["one"].get_device()
     packed, down = sizes[0] != sizes[-1], mode != FORWARD
     if packed:
@@ -148,7 +192,10 @@ def _launch(
         reflections, arguments = None, [(q.q.mT if down else q.q).contiguous(), fields]
     else:
         a, b = (q.y, q.w) if down else (q.w, q.y)
-        reflections, arguments = a.shape[1], [a.contiguous(), b.contiguous(), q.d.contiguous(), fields, a.shape[1], inner]
+        reflections, arguments = (
+            a.shape[1],
+            [a.contiguous(), b.contiguous(), q.d.contiguous(), fields, a.shape[1], inner],
+        )
     variant = tiling.Variant(
         mode=mode,
         nonlinearity=f.name,
@@ -161,7 +208,9 @@ def _launch(
 
 
 @functools.lru_cache(maxsize=256)
-def _prepared(n: int, reflections: int | None, batch: int, variant: tiling.Variant, device: int) -> Callable[..., None]:
+def _prepared(
+    n: int, reflections: int | None, batch: int, variant: tiling.Variant, device: int
+) -> Callable[..., None]:
     """Return the launch of the kernel that this needs."""
     with torch.cuda.device(device):
         if reflections is not None:

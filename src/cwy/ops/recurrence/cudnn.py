@@ -58,15 +58,22 @@ class _Fused(Function):
     @staticmethod
     def forward(ctx, x, h0, q, bias, nonlinearity):
         batch, n = h0.shape
-        given = [p.detach().requires_grad_(need) for p, need in zip((x, h0, q, bias), ctx.needs_input_grad, strict=False)]
+        given = [
+            p.detach().requires_grad_(need)
+            for p, need in zip((x, h0, q, bias), ctx.needs_input_grad, strict=False)
+        ]
         with torch.enable_grad(), full_precision("cuda"), CUDNN_RNN:
             xs, hs, qs, bs = given
             # cuDNN wants its weights in one piece of memory.
             parts = torch.eye(n, dtype=x.dtype, device=x.device), qs, bs, torch.zeros_like(bs)
-            flat = torch.cat([part.reshape(-1) for part in parts]).split([part.numel() for part in parts])
+            flat = torch.cat([part.reshape(-1) for part in parts]).split(
+                [part.numel() for part in parts]
+            )
             weights = [piece.view(part.shape) for piece, part in zip(flat, parts, strict=True)]
             run = torch.rnn_relu if nonlinearity == "relu" else torch.rnn_tanh
-            states, hn = run(xs.reshape(-1, batch, n), hs[None], weights, True, 1, 0.0, True, False, False)
+            states, hn = run(
+                xs.reshape(-1, batch, n), hs[None], weights, True, 1, 0.0, True, False, False
+            )
         ctx.given, ctx.outputs, ctx.nonlinearity = given, (states, hn), nonlinearity
         ctx.save_for_backward(x, h0, q, bias)
         return states.detach().reshape(-1, n), hn.detach()[0]
@@ -77,15 +84,21 @@ class _Fused(Function):
         wanted = [p for p in ctx.given if p.requires_grad]
         if torch.is_grad_enabled():
             # A second derivative: cuDNN has none, the definition has.
-            wanted = [p for p, need in zip(ctx.saved_tensors, ctx.needs_input_grad, strict=False) if need]
+            wanted = [
+                p for p, need in zip(ctx.saved_tensors, ctx.needs_input_grad, strict=False) if need
+            ]
             x, h0, q, bias = ctx.saved_tensors
             sizes = [h0.shape[0]] * states.shape[0]
-            made = reference.rollout(x, h0, [q], bias, None, ctx.nonlinearity, sizes, "store", False)
+            made = reference.rollout(
+                x, h0, [q], bias, None, ctx.nonlinearity, sizes, "store", False
+            )
             found = iter(torch.autograd.grad(made, wanted, (g, gn), create_graph=True))
         else:
             with full_precision("cuda"), CUDNN_RNN:
                 gradients = g.reshape(states.shape), gn[None]
-                found = iter(torch.autograd.grad((states, hn), wanted, gradients, retain_graph=True))
+                found = iter(
+                    torch.autograd.grad((states, hn), wanted, gradients, retain_graph=True)
+                )
         return *(next(found) if p.requires_grad else None for p in ctx.given), None
 
 

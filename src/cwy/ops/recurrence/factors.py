@@ -28,7 +28,9 @@ def formed(u: Tensor, t: Tensor, signs: Tensor | None) -> Tensor:
         return _Formed.apply(u, t, signs)
     wide = widen_if_cheap(u)
     d = wide.new_ones(u.shape[0]) if signs is None else signs.to(wide.dtype)
-    return (torch.diag(d) - _product(_product(wide, t.to(wide.dtype)), _scaled(wide, signs).mH)).to(u.dtype)
+    return (torch.diag(d) - _product(_product(wide, t.to(wide.dtype)), _scaled(wide, signs).mH)).to(
+        u.dtype
+    )
 
 
 _product = in_full_precision(multiply)

@@ -46,19 +46,36 @@ def by_hand(request: Request) -> str | None:
 
 def by_autograd(request: Request) -> str | None:
     """Why autograd can't serve, or None if it can."""
-    return None if request.memory == "store" else f"autograd stores every state, and memory is {request.memory!r}"
+    return (
+        None
+        if request.memory == "store"
+        else f"autograd stores every state, and memory is {request.memory!r}"
+    )
 
 
 dispatch.provide(
     "rollout",
-    dispatch.Backend("cuda", cuda, "float32 up to N = 1024 on a GPU: kernels that hold Q on chip", cuda.why_not),
-    dispatch.Backend("cudnn", cudnn, "relu and tanh on a GPU: torch's fused RNN", cudnn.why_not, cudnn.why_pass),
-    dispatch.Backend("torch", autograd, "the loop and its adjoint by hand; CUDA graphs on a GPU", by_hand),
-    dispatch.Backend("reference", reference, "a loop and autograd: the definition; torch.func, callables", by_autograd),
+    dispatch.Backend(
+        "cuda", cuda, "float32 up to N = 1024 on a GPU: kernels that hold Q on chip", cuda.why_not
+    ),
+    dispatch.Backend(
+        "cudnn", cudnn, "relu and tanh on a GPU: torch's fused RNN", cudnn.why_not, cudnn.why_pass
+    ),
+    dispatch.Backend(
+        "torch", autograd, "the loop and its adjoint by hand; CUDA graphs on a GPU", by_hand
+    ),
+    dispatch.Backend(
+        "reference",
+        reference,
+        "a loop and autograd: the definition; torch.func, callables",
+        by_autograd,
+    ),
 )
 
 
-def factors_are_cheaper(n: int, reflections: int, rows: int, device: str, dtype: torch.dtype, index: int | None = None) -> bool:
+def factors_are_cheaper(
+    n: int, reflections: int, rows: int, device: str, dtype: torch.dtype, index: int | None = None
+) -> bool:
     """Whether a training step of ``rows`` states in all is cheaper by factors than by a formed Q."""
     if cuda.why_not(Request(n, 1, 1, dtype, device, "abs", index=index)) is None:
         return cuda.prefers_factors(n, reflections)
@@ -132,7 +149,9 @@ def rollout(
         _check_shape("x", x, 3, "(T, B, N)")
         _check_shape("h0", h0, 2, "(B, N)")
         lengths = torch.as_tensor(lengths).cpu()
-        if lengths.shape != x.shape[1:2] or any(not 1 <= length <= x.shape[0] for length in lengths.tolist()):
+        if lengths.shape != x.shape[1:2] or any(
+            not 1 <= length <= x.shape[0] for length in lengths.tolist()
+        ):
             raise ValueError(
                 f"rollout: lengths must be {x.shape[1]} numbers from 1 to T = {x.shape[0]}, got {lengths.tolist()}."
             )
@@ -159,15 +178,31 @@ def rollout(
         _check_shape("x", x, 3, "(T, B, N)")
         rows = x.flatten(0, 1)
         sizes, steps = equal_steps(x)
-    for name, value, shape in (("bias", bias, (n,)), ("signs", signs, (n,)), ("weight", weight, (n, rows.shape[-1]))):
+    for name, value, shape in (
+        ("bias", bias, (n,)),
+        ("signs", signs, (n,)),
+        ("weight", weight, (n, rows.shape[-1])),
+    ):
         if value is not None and not isinstance(value, Tensor):
             raise TypeError(f"rollout: {name} must be a torch.Tensor, got {type(value).__name__}.")
         if value is not None and tuple(value.shape) != shape:
-            raise ValueError(f"rollout: {name} must be {shape} for states of {n}, got {tuple(value.shape)}.")
+            raise ValueError(
+                f"rollout: {name} must be {shape} for states of {n}, got {tuple(value.shape)}."
+            )
     parts = transition if isinstance(transition, WY) else (transition,)
     if not all(isinstance(part, Tensor) for part in parts):
-        raise TypeError(f"rollout: transition must be a matrix, or what wy_factors returns, got {type(transition).__name__}.")
-    _check_devices(x=rows, h0=h0, transition=parts[0], factor_t=parts[-1], bias=bias, signs=signs, weight=weight)
+        raise TypeError(
+            f"rollout: transition must be a matrix, or what wy_factors returns, got {type(transition).__name__}."
+        )
+    _check_devices(
+        x=rows,
+        h0=h0,
+        transition=parts[0],
+        factor_t=parts[-1],
+        bias=bias,
+        signs=signs,
+        weight=weight,
+    )
     columns = n if weight is None else weight.shape[-1]
     if rows.shape[-1] != columns or (sizes and sizes[0] != h0.shape[0]):
         raise ValueError(
@@ -188,10 +223,16 @@ def rollout(
         if bias.is_complex() and not (dtype.is_complex and f != "modrelu"):
             raise ValueError(f"rollout: bias must be real here, got {bias.dtype}.")
         # Compilers do not know dtype.to_real.
-        real = (torch.float64 if dtype == torch.complex128 else torch.float32) if dtype.is_complex and f == "modrelu" else dtype
+        real = (
+            (torch.float64 if dtype == torch.complex128 else torch.float32)
+            if dtype.is_complex and f == "modrelu"
+            else dtype
+        )
         bias = bias.to(real)
     if exports_plainly(backend) and isinstance(x, Tensor):
-        states, last = scan.rollout(x.to(dtype), h0, q, bias, weight, nonlinearity, output == "last")
+        states, last = scan.rollout(
+            x.to(dtype), h0, q, bias, weight, nonlinearity, output == "last"
+        )
         return None if states is None else states.to(wanted), last.to(wanted)
     request = Request(
         n, h0.shape[0], len(sizes) if steps is None else steps, dtype, rows.device.type, f,
@@ -200,7 +241,9 @@ def rollout(
         torch.compiler.is_compiling(), rows.device.index,
     )  # fmt: skip
     serve = dispatch.choose("rollout", backend, request).rollout
-    states, last = serve(rows, h0, q, bias, weight, nonlinearity, sizes, memory, output == "last", steps)
+    states, last = serve(
+        rows, h0, q, bias, weight, nonlinearity, sizes, memory, output == "last", steps
+    )
     states, last = states.to(wanted), last.to(wanted)
     if output == "last":
         return None, last
@@ -209,18 +252,26 @@ def rollout(
     return states.reshape(*x.shape[:2], n), last
 
 
-def _transition(transition: Tensor | WY, signs: Tensor | None, n: int, rows: int, dtype: torch.dtype) -> list[Tensor]:
+def _transition(
+    transition: Tensor | WY, signs: Tensor | None, n: int, rows: int, dtype: torch.dtype
+) -> list[Tensor]:
     """Q, or its factors w, y, d with $Q = \\mathrm{diag}(d) - w y^H$."""
     if not isinstance(transition, WY):
         if transition.shape != (n, n):
-            raise ValueError(f"rollout: transition must be ({n}, {n}) for states of {n}, got {tuple(transition.shape)}.")
+            raise ValueError(
+                f"rollout: transition must be ({n}, {n}) for states of {n}, got {tuple(transition.shape)}."
+            )
         if signs is not None:
-            raise ValueError("rollout: signs belong to factors; multiply a formed transition by them instead.")
+            raise ValueError(
+                "rollout: signs belong to factors; multiply a formed transition by them instead."
+            )
         return [transition.to(dtype)]
     u, t = (factor.to(dtype) for factor in transition)
     if u.shape[:-1] != (n,) or t.shape != (u.shape[-1], u.shape[-1]):
         got = f"{tuple(u.shape)} and {tuple(t.shape)}"
-        raise ValueError(f"rollout: the factors must be u ({n}, L) and t (L, L) for states of {n}, got {got}.")
+        raise ValueError(
+            f"rollout: the factors must be u ({n}, L) and t (L, L) for states of {n}, got {got}."
+        )
     signs = None if signs is None else signs.to(dtype)
     if factors_are_cheaper(n, u.shape[-1], rows, u.device.type, dtype, u.device.index):
         d = torch.ones(n, dtype=dtype, device=u.device) if signs is None else signs
@@ -231,11 +282,15 @@ def _transition(transition: Tensor | WY, signs: Tensor | None, n: int, rows: int
 def check_choices(call: str, nonlinearity: str | Callable, output: str, memory: str) -> None:
     """Raises unless the three name something that exists and fits together."""
     if not callable(nonlinearity) and nonlinearity not in NONLINEARITIES:
-        raise ValueError(f"{call}: unknown nonlinearity {nonlinearity!r}. Known: {', '.join(NONLINEARITIES)}, or a function.")
+        raise ValueError(
+            f"{call}: unknown nonlinearity {nonlinearity!r}. Known: {', '.join(NONLINEARITIES)}, or a function."
+        )
     if output not in ("all", "last"):
         raise ValueError(f"{call}: output must be 'all' or 'last', got {output!r}.")
     if memory not in MEMORY:
-        raise ValueError(f"{call}: memory must be one of {', '.join(map(repr, MEMORY))}, got {memory!r}.")
+        raise ValueError(
+            f"{call}: memory must be one of {', '.join(map(repr, MEMORY))}, got {memory!r}."
+        )
     if memory != "store" and callable(nonlinearity):
         raise ValueError(
             f"{call}: a function has memory='store' alone, for autograd stores every state; got memory={memory!r}."
@@ -243,7 +298,9 @@ def check_choices(call: str, nonlinearity: str | Callable, output: str, memory: 
     if memory == "reversible":
         reason = NONLINEARITIES[str(nonlinearity)].irreversible
         if reason is not None:
-            raise ValueError(f"{call}: memory='reversible' is not for this nonlinearity: {reason}. Use memory='checkpoint'.")
+            raise ValueError(
+                f"{call}: memory='reversible' is not for this nonlinearity: {reason}. Use memory='checkpoint'."
+            )
 
 
 def _check_devices(**tensors: Tensor | None) -> None:

@@ -38,18 +38,32 @@ def run(
 
         def record(x: Tensor, h: Tensor, *rest: Tensor, block=block) -> tuple[Tensor, ...]:
             made, kept = torch.empty_like(x), torch.empty_like(x) if f.keeps_z else None
-            _run(x, h, made, kept, block, of([*rest[:parts]]), f, rest[parts] if len(rest) > parts else None)
+            _run(
+                x,
+                h,
+                made,
+                kept,
+                block,
+                of([*rest[:parts]]),
+                f,
+                rest[parts] if len(rest) > parts else None,
+            )
             return (made,) if kept is None else (made, kept)
 
         given = x[rows], h, *q, *([] if bias is None else [bias])
-        made, *_ = graphs.replay(record, ("run", f, bias is None), given, (into, before) if f.keeps_z else (into,))
+        made, *_ = graphs.replay(
+            record, ("run", f, bias is None), given, (into, before) if f.keeps_z else (into,)
+        )
         h = made[-batch:]
     return h.clone()
 
 
 def _run(x, h, states, z, sizes, q, f, bias):
     none = [None] * len(sizes)
-    outs, befores = none if states is None else states.split(sizes), none if z is None else z.split(sizes)
+    outs, befores = (
+        none if states is None else states.split(sizes),
+        none if z is None else z.split(sizes),
+    )
     added, threshold = (None, bias) if f.threshold else (bias, None)
     ended, step = [], forth(q, h)
     for xt, out, before, size in zip(x.split(sizes), outs, befores, sizes, strict=True):
@@ -63,7 +77,11 @@ def _run(x, h, states, z, sizes, q, f, bias):
             f.step_(into, threshold)
             h = into
         else:
-            h = f.define(before, threshold) if out is None else out.copy_(f.define(before, threshold))
+            h = (
+                f.define(before, threshold)
+                if out is None
+                else out.copy_(f.define(before, threshold))
+            )
     return torch.cat([h, *reversed(ended)]) if ended else h
 
 
@@ -76,13 +94,21 @@ def adjoint(
     ``g`` is the gradient of the states from outside, ``carry`` what comes from the step after, ``gn`` the gradient of the
     last state of each sequence.
     """
-    carry = (_replay if graphs.worth(deltas, sizes) else _adjoint)(g, carry, gn, deltas, states, z, sizes, q, f, bias)
+    carry = (_replay if graphs.worth(deltas, sizes) else _adjoint)(
+        g, carry, gn, deltas, states, z, sizes, q, f, bias
+    )
     found = _gradient(q, deltas, states, before, sizes)
     if bias is None:
         return carry, None, found
     # Along the phase of h, modReLU has derivative 1: its threshold's gradient is that of |z|.
     along = (torch.sgn(states).conj() * deltas) if f.threshold else deltas
-    return carry, summed_to(along.real if along.is_complex() and not bias.is_complex() else along, bias.shape), found
+    return (
+        carry,
+        summed_to(
+            along.real if along.is_complex() and not bias.is_complex() else along, bias.shape
+        ),
+        found,
+    )
 
 
 def ending(carry: Tensor, gn: Tensor | None, batch: int) -> Tensor:
@@ -101,7 +127,9 @@ def _replay(g, carry, gn, deltas, states, z, sizes, q, f, bias):
         rows, block = slice(start * batch, (start + count) * batch), [batch] * count
         outside, kept = None if g is None else g[rows], None if z is None else z[rows]
         if count not in graphs.BLOCKS:
-            carry = _adjoint(outside, carry, None, deltas[rows], states[rows], kept, block, q, f, bias)
+            carry = _adjoint(
+                outside, carry, None, deltas[rows], states[rows], kept, block, q, f, bias
+            )
             continue
 
         def record(carry: Tensor, states: Tensor, *rest: Tensor, block=block) -> tuple[Tensor, ...]:
@@ -109,11 +137,19 @@ def _replay(g, carry, gn, deltas, states, z, sizes, q, f, bias):
             outside = extra.pop() if g is not None else None
             kept = extra.pop() if f.keeps_z else None
             threshold = extra.pop() if extra else None
-            return made, _adjoint(outside, carry, None, made, states, kept, block, of([*rest[:parts]]), f, threshold)
+            return made, _adjoint(
+                outside, carry, None, made, states, kept, block, of([*rest[:parts]]), f, threshold
+            )
 
-        extra = [*([] if bias is None else [bias]), *([] if kept is None else [kept]), *([] if outside is None else [outside])]
+        extra = [
+            *([] if bias is None else [bias]),
+            *([] if kept is None else [kept]),
+            *([] if outside is None else [outside]),
+        ]
         key = "adjoint", f, bias is None, g is None
-        _, carry = graphs.replay(record, key, (carry, states[rows], *q, *extra), (deltas[rows], None))
+        _, carry = graphs.replay(
+            record, key, (carry, states[rows], *q, *extra), (deltas[rows], None)
+        )
     return carry
 
 
@@ -142,7 +178,13 @@ def _adjoint(g, carry, gn, deltas, states, z, sizes, q, f, bias):
 
 
 def recover(
-    x: Tensor, h: Tensor, hn: Tensor, negative: Tensor | None, sizes: list[int], q: Transition, bias: Tensor | None
+    x: Tensor,
+    h: Tensor,
+    hn: Tensor,
+    negative: Tensor | None,
+    sizes: list[int],
+    q: Transition,
+    bias: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """z of all steps from the state after them, and the state before; ``hn`` has those of sequences that end here."""
     recovered = hn.new_empty(sum(sizes), *hn.shape[1:])
@@ -165,13 +207,22 @@ def recover(
     return recovered, h
 
 
-def _gradient(q: Transition, deltas: Tensor, states: Tensor, before: Tensor, sizes: list[int]) -> tuple[Tensor | None, ...]:
+def _gradient(
+    q: Transition, deltas: Tensor, states: Tensor, before: Tensor, sizes: list[int]
+) -> tuple[Tensor | None, ...]:
     """The gradient of the transition's tensors from all steps of a chunk, whose first has the states ``before``."""
-    parts = [q.grad(ours, previous) for ours, previous in _steps_before(deltas, states, before, sizes)]
-    return tuple(None if part[0] is None else functools.reduce(torch.add, part) for part in zip(*parts, strict=True))
+    parts = [
+        q.grad(ours, previous) for ours, previous in _steps_before(deltas, states, before, sizes)
+    ]
+    return tuple(
+        None if part[0] is None else functools.reduce(torch.add, part)
+        for part in zip(*parts, strict=True)
+    )
 
 
-def _steps_before(deltas: Tensor, states: Tensor, before: Tensor, sizes: list[int]) -> Iterator[tuple[Tensor, Tensor]]:
+def _steps_before(
+    deltas: Tensor, states: Tensor, before: Tensor, sizes: list[int]
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Deltas beside the states they multiplied, in as few pieces as views allow."""
     if sizes[0] == sizes[-1]:
         yield deltas[: sizes[0]], before
@@ -184,4 +235,9 @@ def previous(states: Tensor, before: Tensor, sizes: list[int]) -> Tensor:
     """The state that each row of a chunk came from."""
     if sizes[0] == sizes[-1]:
         return torch.cat([before, states[: -sizes[0]]])
-    return torch.cat([before, *(value[:size] for value, size in zip(states.split(sizes), sizes[1:], strict=False))])
+    return torch.cat(
+        [
+            before,
+            *(value[:size] for value, size in zip(states.split(sizes), sizes[1:], strict=False)),
+        ]
+    )

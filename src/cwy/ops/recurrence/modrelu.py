@@ -19,7 +19,12 @@ def serves(z: Tensor) -> bool:
     """Whether the kernels take such a tensor here: a plain one, in single precision."""
     if z.dtype != torch.complex64 or not z.is_cuda or nvrtc.why_not() or torch.version.hip:
         return False
-    return type(z) is Tensor and z.is_contiguous() and 0 < z.numel() < 2**31 and not torch.compiler.is_compiling()
+    return (
+        type(z) is Tensor
+        and z.is_contiguous()
+        and 0 < z.numel() < 2**31
+        and not torch.compiler.is_compiling()
+    )
 
 
 def forward(z: Tensor, bias: Tensor | None) -> Tensor:

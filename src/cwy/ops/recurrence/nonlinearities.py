@@ -131,7 +131,9 @@ NONLINEARITIES: dict[str, Nonlinearity] = {
     )
 }  # fmt: skip
 
-_COMPLEX_MODRELU = replace(NONLINEARITIES["modrelu"], define=_complex_modrelu, back_=_complex_modrelu_back_, keeps_z=True)
+_COMPLEX_MODRELU = replace(
+    NONLINEARITIES["modrelu"], define=_complex_modrelu, back_=_complex_modrelu_back_, keeps_z=True
+)
 
 
 def named(name: str, state: Tensor) -> Nonlinearity:

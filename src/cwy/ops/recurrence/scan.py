@@ -39,7 +39,9 @@ def rollout(
 
     def after(h: Tensor, xt: Tensor, *given: Tensor) -> list[Tensor]:
         rest = dict(zip(named, given[len(q) :], strict=False))
-        made = reference.step(xt, h, [*given[: len(q)]], rest.get("bias"), rest.get("weight"), nonlinearity)
+        made = reference.step(
+            xt, h, [*given[: len(q)]], rest.get("bias"), rest.get("weight"), nonlinearity
+        )
         # The outputs of a step may not share memory.
         return [made] if last else [made, made.clone()]
 
@@ -58,7 +60,9 @@ def rollout(
     return made[1].clone(memory_format=torch.contiguous_format), made[0]
 
 
-def _by_name(after: Callable[..., list[Tensor]], x: Tensor, h0: Tensor, constants: list[Tensor]) -> list[Tensor]:
+def _by_name(
+    after: Callable[..., list[Tensor]], x: Tensor, h0: Tensor, constants: list[Tensor]
+) -> list[Tensor]:
     """Run ``scan`` under Dynamo, which knows no other way in."""
 
     def combine(h: Tensor, xt: Tensor) -> tuple[Tensor, list[Tensor]]:

@@ -19,7 +19,10 @@ BLOCK_SHARED_BYTES = 227 * 1024
 """Shared memory that a block can have."""
 FORWARD, ADJOINT, RECOVER = range(3)
 MODES = {"FORWARD": FORWARD, "ADJOINT": ADJOINT, "RECOVER": RECOVER}
-NONLINEARITIES = {name: code for code, name in enumerate(("modrelu", "abs", "relu", "leaky_relu", "tanh", "identity"))}
+NONLINEARITIES = {
+    name: code
+    for code, name in enumerate(("modrelu", "abs", "relu", "leaky_relu", "tanh", "identity"))
+}
 
 # `one` and `two` are read at each step. They are x (FORWARD), states (z for abs) and the gradient
 # from outside (ADJOINT), x and signs (RECOVER). `start` is the state before the first step, or the

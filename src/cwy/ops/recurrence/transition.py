@@ -16,7 +16,9 @@ from torch.nn.functional import conv2d, conv_transpose2d, linear
 from ..precision import of_convolutions
 from ..triangular import widen
 
-NARROW = 32  # numbers a row up to which sums over all rows are added up in float64, which costs little
+NARROW = (
+    32  # numbers a row up to which sums over all rows are added up in float64, which costs little
+)
 
 
 def summed(a: Tensor, b: Tensor) -> Tensor:
@@ -28,7 +30,11 @@ def summed(a: Tensor, b: Tensor) -> Tensor:
 
 def summed_to(x: Tensor, shape: torch.Size) -> Tensor:
     """The same for a bias: rows added up to its shape."""
-    return x.sum_to_size(shape) if x.shape[1:].numel() > NARROW else widen(x).sum_to_size(shape).to(x.dtype)
+    return (
+        x.sum_to_size(shape)
+        if x.shape[1:].numel() > NARROW
+        else widen(x).sum_to_size(shape).to(x.dtype)
+    )
 
 
 class Formed(NamedTuple):
@@ -110,7 +116,9 @@ def forth(q: Transition, h: Tensor) -> Step:
 
 def back(q: Transition, h: Tensor) -> Step:
     """``q.back``, likewise."""
-    return turned(q).step if isinstance(q, Convolved) and h.is_cuda and on_tensor_cores(h) else q.back
+    return (
+        turned(q).step if isinstance(q, Convolved) and h.is_cuda and on_tensor_cores(h) else q.back
+    )
 
 
 def on_tensor_cores(x: Tensor) -> bool:
@@ -170,7 +178,12 @@ def by_rows(convolve: Callable[[Tensor], Tensor], x: Tensor, weight: Tensor) -> 
 
 def _all_at_once(x: Tensor, weight: Tensor) -> bool:
     # To cut them up, a compiler would have to know how many there are.
-    return not x.is_cuda or torch.compiler.is_compiling() or on_tensor_cores(x) or on_tensor_cores(weight)
+    return (
+        not x.is_cuda
+        or torch.compiler.is_compiling()
+        or on_tensor_cores(x)
+        or on_tensor_cores(weight)
+    )
 
 
 def kernel_gradient(kernel: Tensor, deltas: Tensor, x: Tensor) -> Tensor:
@@ -178,7 +191,19 @@ def kernel_gradient(kernel: Tensor, deltas: Tensor, x: Tensor) -> Tensor:
     backward = torch.ops.aten.convolution_backward
     rows = max(x.shape[0], 1) if _all_at_once(x, kernel) else ROWS
     parts = [
-        backward(ours, part, kernel, None, [1, 1], half(kernel), [1, 1], False, [0, 0], 1, [False, True, False])[1]
+        backward(
+            ours,
+            part,
+            kernel,
+            None,
+            [1, 1],
+            half(kernel),
+            [1, 1],
+            False,
+            [0, 0],
+            1,
+            [False, True, False],
+        )[1]
         for ours, part in zip(deltas.split(rows), x.split(rows), strict=True)
     ]
     return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
@@ -195,5 +220,7 @@ def mapped_back(deltas: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tens
     """The gradients of x and of the weight; differentiable."""
     if weight.dim() == 2:
         return deltas @ weight.conj(), deltas.mT @ x.conj()
-    back = by_rows(lambda part: conv_transpose2d(part, weight, padding=half(weight)), deltas, weight)
+    back = by_rows(
+        lambda part: conv_transpose2d(part, weight, padding=half(weight)), deltas, weight
+    )
     return back, kernel_gradient(weight, deltas, x)

@@ -118,16 +118,22 @@ def _matrix_backward(v, u, t, reciprocal, q, z, gu, gt, y=None):
     if u.shape[-1] < u.shape[-2]:
         w = times(u, t)
         a = product(z, y)
-        return _pull_back(v, u, t, reciprocal, -a - product(z.mH, w), upper_product(w, a).triu(1), gu, gt)
+        return _pull_back(
+            v, u, t, reciprocal, -a - product(z.mH, w), upper_product(w, a).triu(1), gu, gt
+        )
     # L >= N: only the tangent part of z matters, and one product with Q finds it. X is twice the README's, K 2K^H.
     omega = product(q.mH, z)
     x = product(omega - omega.mH, y)
     k = upper_product(x, y)
     low = k.triu(1)
     if k.is_complex():
-        low = low + torch.diag_embed(k.diagonal(dim1=-2, dim2=-1) / 2)  # of a real skew-symmetric matrix it is zero
+        low = low + torch.diag_embed(
+            k.diagonal(dim1=-2, dim2=-1) / 2
+        )  # of a real skew-symmetric matrix it is zero
     du = times(u, low.mH, upper=False)
-    return _pull_back(v, u, t, reciprocal, du - x if torch.is_grad_enabled() else du.sub_(x), None, gu, gt)
+    return _pull_back(
+        v, u, t, reciprocal, du - x if torch.is_grad_enabled() else du.sub_(x), None, gu, gt
+    )
 
 
 class _Truncated(Function):
@@ -177,7 +183,9 @@ class _Multiply(Function):
     @staticmethod
     def backward(ctx, gy, gu, gt):
         v, u, t, reciprocal, x = ctx.saved_tensors
-        return *_multiply_backward(v, u, t, reciprocal, x, gy, gu, gt, ctx.adjoint, ctx.needs_input_grad), None
+        return *_multiply_backward(
+            v, u, t, reciprocal, x, gy, gu, gt, ctx.adjoint, ctx.needs_input_grad
+        ), None
 
 
 @in_full_precision

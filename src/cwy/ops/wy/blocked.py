@@ -12,7 +12,11 @@ from .fused import invert_blocks, normalise, project_
 WIDTH = 512  # of the blocks of S that one launch inverts
 STRIP = 1024  # rows of U^T U at once
 LARGE = 2048  # halves from which products without T's zeros are large enough
-DOUBLE = (8, 0), (9, 0), (10, 0)  # capabilities with float64 at half the speed of float32, or all of it
+DOUBLE = (
+    (8, 0),
+    (9, 0),
+    (10, 0),
+)  # capabilities with float64 at half the speed of float32, or all of it
 
 
 def factors(v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -47,13 +51,23 @@ def inverse(gram: Tensor) -> Tensor:
     while half < size:
         for at in range(0, size - half, 2 * half):
             one, two = slice(at, at + half), slice(at + half, at + 2 * half)
-            s12, t11, t12, t22 = gram[..., one, two], t[..., one, one], t[..., one, two], t[..., two, two]
+            s12, t11, t12, t22 = (
+                gram[..., one, two],
+                t[..., one, one],
+                t[..., one, two],
+                t[..., two, two],
+            )
             if half < LARGE:
                 plus_(t12, t11, s12 @ t22, 0, -1)
                 continue
             x, step = torch.empty_like(s12), half // 2
             for i in range(0, x.shape[-1], step):
-                plus_(x[..., i : i + step], s12[..., : i + step], t22[..., : i + step, i : i + step], 0)
+                plus_(
+                    x[..., i : i + step],
+                    s12[..., : i + step],
+                    t22[..., : i + step, i : i + step],
+                    0,
+                )
             for i in range(0, half, step):
                 plus_(t12[..., i : i + step, :], t11[..., i : i + step, i:], x[..., i:, :], 0, -1)
         half *= 2
@@ -83,7 +97,9 @@ def signed_(x: Tensor, signs: Tensor | None) -> Tensor:
     return x if signs is None else x.mul_(signs.unsqueeze(-1))
 
 
-def wide_gradient(u: Tensor, y: Tensor, reciprocal: Tensor, q: Tensor, z: Tensor, signs: Tensor | None) -> Tensor:
+def wide_gradient(
+    u: Tensor, y: Tensor, reciprocal: Tensor, q: Tensor, z: Tensor, signs: Tensor | None
+) -> Tensor:
     """The gradient of v from that of Q, for L >= N, with what :func:`matrix` returned; x and k are twice the README's."""
     omega = q.mT @ z
     x = (omega - omega.mT) @ y
@@ -91,7 +107,9 @@ def wide_gradient(u: Tensor, y: Tensor, reciprocal: Tensor, q: Tensor, z: Tensor
     return project_(plus_(signed_(x, signs), u, k, -1), u, reciprocal)
 
 
-def narrow_gradient(u: Tensor, t: Tensor, reciprocal: Tensor, y: Tensor, z: Tensor, signs: Tensor | None) -> Tensor:
+def narrow_gradient(
+    u: Tensor, t: Tensor, reciprocal: Tensor, y: Tensor, z: Tensor, signs: Tensor | None
+) -> Tensor:
     """The same for L < N."""
     w, a = u @ t, z @ y
     d = (w.mT @ a).triu_(1)

@@ -44,7 +44,11 @@ def normalise(v: Tensor) -> tuple[Tensor, Tensor]:
 
 def _reciprocal_norm(w: Tensor) -> Tensor:
     r"""$1/\lVert w_i\rVert$ of columns that need no scale: 0 for a zero column."""
-    square = (w * w.conj()).real.sum(-2, keepdim=True) if w.is_complex() else (w * w).sum(-2, keepdim=True)
+    square = (
+        (w * w.conj()).real.sum(-2, keepdim=True)
+        if w.is_complex()
+        else (w * w).sum(-2, keepdim=True)
+    )
     zero = square == 0
     return torch.where(zero, 0, torch.where(zero, 1, square).rsqrt())
 

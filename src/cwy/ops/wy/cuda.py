@@ -20,7 +20,10 @@ from . import autograd, blocked, fused, halves
 from .blocked import eye_minus, plus_, signed_
 
 SMALL, THIN = 512, 256  # the most of N and L, and of L alone, for one launch
-ENTRIES, FORMED = 2**18, 2**22  # the most entries of v, and of Q, for one launch that forms a thin one's Q, too
+ENTRIES, FORMED = (
+    2**18,
+    2**22,
+)  # the most entries of v, and of Q, for one launch that forms a thin one's Q, too
 WORK = 2**26  # products in float64 that a GPU without fast ones does in the time of some launches
 
 
@@ -64,7 +67,9 @@ def _capable(device: int) -> bool:
 
 def _small(v: Tensor) -> bool:
     n, size = v.shape[-2:]
-    return max(n, size) <= SMALL or (size <= THIN and v.numel() <= ENTRIES and v.numel() // size * n <= FORMED)
+    return max(n, size) <= SMALL or (
+        size <= THIN and v.numel() <= ENTRIES and v.numel() // size * n <= FORMED
+    )
 
 
 def _thin(v: Tensor) -> bool:
@@ -73,7 +78,13 @@ def _thin(v: Tensor) -> bool:
 
 def _beyond(z: Tensor | None, gu: Tensor | None = None, gt: Tensor | None = None) -> bool:
     """Whether a backward must be of ATen ops: to be differentiated again, or if factors were used, or for many z."""
-    return z is None or gu is not None or gt is not None or torch.is_grad_enabled() or why_not(z) is not None
+    return (
+        z is None
+        or gu is not None
+        or gt is not None
+        or torch.is_grad_enabled()
+        or why_not(z) is not None
+    )
 
 
 def _signed(x: Any, signs: Tensor | None) -> Any:
@@ -109,7 +120,9 @@ class _Wide(Function):
 
     @staticmethod
     def forward(ctx, v, signs):
-        u, y, reciprocal, q = fused.forward(v, "matrix", signs=signs) if _small(v) else _large_wide(v, signs)
+        u, y, reciprocal, q = (
+            fused.forward(v, "matrix", signs=signs) if _small(v) else _large_wide(v, signs)
+        )
         ctx.save_for_backward(v, u, y, reciprocal, q, signs)
         return q
 
@@ -118,7 +131,9 @@ class _Wide(Function):
         v, u, y, reciprocal, q, signs = ctx.saved_tensors
         if _beyond(z):
             u, t = _Factors.apply(v)
-            return autograd._matrix_backward(v, u, t, reciprocal, _signed(q, signs), _signed(z, signs), None, None), None
+            return autograd._matrix_backward(
+                v, u, t, reciprocal, _signed(q, signs), _signed(z, signs), None, None
+            ), None
         if _small(u):
             return fused.backward(fused.WIDE, u, y, reciprocal, z, q, signs=signs), None
         return _large_wide_gradient(u, y, reciprocal, q, z, signs), None
@@ -127,7 +142,11 @@ class _Wide(Function):
 class _Matrix(Function):
     @staticmethod
     def forward(ctx, v, signs):
-        u, t, reciprocal, q, y = (*fused.forward(v, "matrix", signs=signs), None) if _small(v) else _large_matrix(v, signs)
+        u, t, reciprocal, q, y = (
+            (*fused.forward(v, "matrix", signs=signs), None)
+            if _small(v)
+            else _large_matrix(v, signs)
+        )
         ctx.save_for_backward(v, u, t, reciprocal, y, signs)
         ctx.set_materialize_grads(False)
         return q, u, t
@@ -136,7 +155,9 @@ class _Matrix(Function):
     def backward(ctx, z, gu, gt):
         v, u, t, reciprocal, y, signs = ctx.saved_tensors
         if _beyond(z, gu, gt):
-            return autograd._matrix_backward(v, u, t, reciprocal, None, _signed(z, signs), gu, gt), None
+            return autograd._matrix_backward(
+                v, u, t, reciprocal, None, _signed(z, signs), gu, gt
+            ), None
         if _small(u):
             return fused.backward(fused.NARROW, u, t, reciprocal, z, signs=signs), None
         return _large_gradient(u, t, reciprocal, y, z, signs), None
@@ -150,7 +171,13 @@ def _large_matrix(v: Tensor, signs: Tensor | None) -> tuple[Tensor, ...]:
         return u, t, reciprocal, *(halves if halves.serves(v) else blocked).matrix(u, t, signs)
     u, t, reciprocal, y = fused.forward(v, "y")
     y, diagonal = signed_(y, signs), 1 if signs is None else signs
-    return u, t, reciprocal, halves.eye_minus(u, y, diagonal) if halves.serves_thin(u) else eye_minus(u, y.mT, diagonal), y
+    return (
+        u,
+        t,
+        reciprocal,
+        halves.eye_minus(u, y, diagonal) if halves.serves_thin(u) else eye_minus(u, y.mT, diagonal),
+        y,
+    )
 
 
 def _large_wide(v: Tensor, signs: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -159,22 +186,32 @@ def _large_wide(v: Tensor, signs: Tensor | None) -> tuple[Tensor, Tensor, Tensor
 
 
 @in_full_precision
-def _large_wide_gradient(u: Tensor, y: Tensor, reciprocal: Tensor, q: Tensor, z: Tensor, signs: Tensor | None) -> Tensor:
+def _large_wide_gradient(
+    u: Tensor, y: Tensor, reciprocal: Tensor, q: Tensor, z: Tensor, signs: Tensor | None
+) -> Tensor:
     return (halves if halves.serves(u) else blocked).wide_gradient(u, y, reciprocal, q, z, signs)
 
 
 @in_full_precision
-def _large_gradient(u: Tensor, t: Tensor, reciprocal: Tensor, y: Tensor, z: Tensor, signs: Tensor | None) -> Tensor:
+def _large_gradient(
+    u: Tensor, t: Tensor, reciprocal: Tensor, y: Tensor, z: Tensor, signs: Tensor | None
+) -> Tensor:
     if not _thin(u):
-        return (halves if halves.serves(u) else blocked).narrow_gradient(u, t, reciprocal, y, z, signs)
+        return (halves if halves.serves(u) else blocked).narrow_gradient(
+            u, t, reciprocal, y, z, signs
+        )
     w = u @ t
-    return fused.backward(fused.ENDING, u, t, reciprocal, given=(w, z @ y, signed_(z.mT @ w, signs)))
+    return fused.backward(
+        fused.ENDING, u, t, reciprocal, given=(w, z @ y, signed_(z.mT @ w, signs))
+    )
 
 
 class _Truncated(Function):
     @staticmethod
     def forward(ctx, v, signs):
-        u, t, reciprocal, omega = fused.forward(v, "truncated", signs=signs) if _thin(v) else _large_truncated(v, signs)
+        u, t, reciprocal, omega = (
+            fused.forward(v, "truncated", signs=signs) if _thin(v) else _large_truncated(v, signs)
+        )
         ctx.save_for_backward(v, u, t, reciprocal, signs)
         ctx.set_materialize_grads(False)
         return omega, u, t
@@ -183,7 +220,9 @@ class _Truncated(Function):
     def backward(ctx, z, gu, gt):
         v, u, t, reciprocal, signs = ctx.saved_tensors
         if _beyond(z, gu, gt):
-            return autograd._truncated_backward(v, u, t, reciprocal, _signed(z, signs), gu, gt), None
+            return autograd._truncated_backward(
+                v, u, t, reciprocal, _signed(z, signs), gu, gt
+            ), None
         if _thin(u):
             return fused.backward(fused.TRUNCATED, u, t, reciprocal, z, signs=signs), None
         return _large_truncated_gradient(u, t, reciprocal, _signed(z, signs)), None
@@ -218,7 +257,9 @@ class _Multiply(Function):
     def backward(ctx, gy, gu, gt):
         v, u, t, reciprocal, x = ctx.saved_tensors
         if _beyond(gy, gu, gt):
-            return *autograd._multiply_backward(v, u, t, reciprocal, x, gy, gu, gt, ctx.adjoint, ctx.needs_input_grad), None
+            return *autograd._multiply_backward(
+                v, u, t, reciprocal, x, gy, gu, gt, ctx.adjoint, ctx.needs_input_grad
+            ), None
         return *_multiply_gradient(gy, u, t, reciprocal, x, ctx.adjoint, ctx.needs_input_grad), None
 
 
@@ -227,7 +268,11 @@ def _multiply_gradient(gy, u, t, reciprocal, x, adjoint, needs):
     """With g the negative of the README's."""
     w, y = u @ t, u @ t.mT
     g = gy @ (y if adjoint else w)
-    dx = (torch.addmm if gy.dim() == 2 else torch.baddbmm)(gy, g, u.mT, alpha=-1) if needs[1] else None
+    dx = (
+        (torch.addmm if gy.dim() == 2 else torch.baddbmm)(gy, g, u.mT, alpha=-1)
+        if needs[1]
+        else None
+    )
     if not needs[0]:
         return None, dx
     c = x @ (w if adjoint else y)
@@ -241,7 +286,13 @@ def _flat(x: Tensor) -> Tensor:
 
 
 def _rows(signs: Tensor | None) -> Tensor | None:
-    return None if signs is None else signs.flatten(0, -2).contiguous() if signs.dim() > 2 else signs.contiguous()
+    return (
+        None
+        if signs is None
+        else signs.flatten(0, -2).contiguous()
+        if signs.dim() > 2
+        else signs.contiguous()
+    )
 
 
 def wy_factors(v: Tensor) -> tuple[Tensor, Tensor]:

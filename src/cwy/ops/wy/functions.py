@@ -12,10 +12,22 @@ from . import autograd, composite, cuda, reference
 
 dispatch.provide(
     "wy",
-    dispatch.Backend("cuda", cuda, "eager mode, float32 on an NVIDIA GPU: fused kernels", cuda.why_not, cuda.why_pass),
-    dispatch.Backend("analytic", autograd, "eager mode: hand-written backward", dispatch.why_only_aten),
-    dispatch.Backend("composite", composite, "torch.compile, torch.export, torch.func, forward-mode AD: ATen ops"),
-    dispatch.Backend("reference", reference, "one reflection at a time: the definition, for checking"),
+    dispatch.Backend(
+        "cuda",
+        cuda,
+        "eager mode, float32 on an NVIDIA GPU: fused kernels",
+        cuda.why_not,
+        cuda.why_pass,
+    ),
+    dispatch.Backend(
+        "analytic", autograd, "eager mode: hand-written backward", dispatch.why_only_aten
+    ),
+    dispatch.Backend(
+        "composite", composite, "torch.compile, torch.export, torch.func, forward-mode AD: ATen ops"
+    ),
+    dispatch.Backend(
+        "reference", reference, "one reflection at a time: the definition, for checking"
+    ),
 )
 
 
@@ -39,25 +51,41 @@ def _check(call: str, name: str, x: Tensor, dims: int) -> Tensor:
     return x
 
 
-def _check_signs(call: str, signs: Tensor | None, shape: tuple[int, ...], device: torch.device) -> None:
+def _check_signs(
+    call: str, signs: Tensor | None, shape: tuple[int, ...], device: torch.device
+) -> None:
     """Raises unless signs, if given, are a tensor of this shape on this device."""
     if signs is None:
         return
     if not isinstance(signs, Tensor):
-        raise TypeError(f"{call}: signs must be a torch.Tensor, got {type(signs).__name__}. Use torch.tensor(signs).")
+        raise TypeError(
+            f"{call}: signs must be a torch.Tensor, got {type(signs).__name__}. Use torch.tensor(signs)."
+        )
     if signs.shape != shape:
-        raise ValueError(f"{call}: signs must have one number a column of the result, {shape}, got {tuple(signs.shape)}.")
+        raise ValueError(
+            f"{call}: signs must have one number a column of the result, {shape}, got {tuple(signs.shape)}."
+        )
     if signs.device != device:
-        raise ValueError(f"{call}: signs must be on {device}, as v is, got {signs.device}. Use signs.to({str(device)!r}).")
+        raise ValueError(
+            f"{call}: signs must be on {device}, as v is, got {signs.device}. Use signs.to({str(device)!r})."
+        )
     if signs.dtype == torch.bool:
-        raise TypeError(f"{call}: signs must be ±1, got {signs.dtype}. Use torch.where(signs, -1, 1) if True stands for -1.")
+        raise TypeError(
+            f"{call}: signs must be ±1, got {signs.dtype}. Use torch.where(signs, -1, 1) if True stands for -1."
+        )
     if _readable(signs) and (wrong := wrong_sign(signs)) is not None:
-        raise ValueError(f"{call}: signs must be ±1 (complex: of modulus 1), got {wrong}. Use torch.sgn(signs).")
+        raise ValueError(
+            f"{call}: signs must be ±1 (complex: of modulus 1), got {wrong}. Use torch.sgn(signs)."
+        )
 
 
 def _readable(x: Tensor) -> bool:
     """Whether values can be read at once: on a CPU, outside compilers, transforms and modes."""
-    plain = type(x) in (Tensor, torch.nn.Parameter) and x.device.type == "cpu" and torch._C._has_storage(x)
+    plain = (
+        type(x) in (Tensor, torch.nn.Parameter)
+        and x.device.type == "cpu"
+        and torch._C._has_storage(x)
+    )
     return plain and torch._C._len_torch_dispatch_stack() == 0 and dispatch.why_only_aten(x) is None
 
 
@@ -154,12 +182,16 @@ def tcwy_matrix(v: Tensor, *, signs: Tensor | None = None, backend: str = "auto"
     work = _check("tcwy_matrix", "v", v, 2)
     n, m = v.shape[-2:]
     if m > n:
-        raise ValueError(f"tcwy_matrix: v must be (*, N, M) with M <= N, got N = {n}, M = {m}. Transpose it, or drop columns.")
+        raise ValueError(
+            f"tcwy_matrix: v must be (*, N, M) with M <= N, got N = {n}, M = {m}. Transpose it, or drop columns."
+        )
     _check_signs("tcwy_matrix", signs, (*v.shape[:-2], m), v.device)
     return _signed("tcwy_matrix", v, work, signs, backend)
 
 
-def cwy_multiply(v: Tensor | WY, x: Tensor, adjoint: bool = False, *, backend: str = "auto") -> Tensor:
+def cwy_multiply(
+    v: Tensor | WY, x: Tensor, adjoint: bool = False, *, backend: str = "auto"
+) -> Tensor:
     r"""$Qx$ (or $Q^H x$) for each vector of ``x``, without ever forming $Q = H(v_1)\cdots H(v_L)$.
 
     Args:
@@ -192,7 +224,9 @@ def cwy_multiply(v: Tensor | WY, x: Tensor, adjoint: bool = False, *, backend: s
     rows = rows.to(dtype).reshape(*batch, math.prod(x.shape[len(batch) : -1]), n)
     if isinstance(v, WY):
         if backend not in ("auto", "composite"):
-            raise ValueError(f'cwy_multiply: factors have the backend "composite" alone, not "{backend}". Pass the vectors.')
+            raise ValueError(
+                f'cwy_multiply: factors have the backend "composite" alone, not "{backend}". Pass the vectors.'
+            )
         y = composite.multiply_by_factors(work.to(dtype), v.t.to(dtype), rows, adjoint)
     else:
         work = work.to(dtype)

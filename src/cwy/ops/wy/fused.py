@@ -21,8 +21,14 @@ KERNELS = Path(__file__).parent / "kernels"
 THREADS, SHARED = 256, 40960  # as in sums.cuh and solve.cuh
 ONE, MANY = (32, 8), (64, 32)  # the sides of tiles, and the columns summed at once, as in sums.cuh
 NARROW, WIDE, TRUNCATED, ENDING, FACTORS = range(5)  # as in backward.cu
-WIDE_CLUSTER, NEAR = 16, 128  # of matrices of no more rows and columns, a cluster is faster than more blocks
-FULL, WIDE_COLUMNS = 1024, 16  # threads, and columns, of a block that takes nothing but columns, as in blocks.cu
+WIDE_CLUSTER, NEAR = (
+    16,
+    128,
+)  # of matrices of no more rows and columns, a cluster is faster than more blocks
+FULL, WIDE_COLUMNS = (
+    1024,
+    16,
+)  # threads, and columns, of a block that takes nothing but columns, as in blocks.cu
 LONG = 512  # columns longer than this are cut into parts
 # RECIPROCAL is the power of two that bounds reciprocal norms.
 MACROS = {"RECIPROCAL": int(math.log2(largest_reciprocal(torch.float32)))}
@@ -33,12 +39,22 @@ _tokens = itertools.count(int.from_bytes(os.urandom(7), "little") << 6, 64)
 
 def _structure(name: str, pointers: str, sizes: str) -> type[ctypes.Structure]:
     fields = [*((p, ctypes.c_void_p) for p in pointers.split()), ("token", ctypes.c_uint64)]
-    return type(name, (ctypes.Structure,), {"_fields_": [*fields, *((size, ctypes.c_int) for size in sizes.split())]})
+    return type(
+        name,
+        (ctypes.Structure,),
+        {"_fields_": [*fields, *((size, ctypes.c_int) for size in sizes.split())]},
+    )
 
 
 # As in the sources of the same names.
-_Forward = _structure("Forward", "v signs u reciprocal t y out work flags", "batch n l truncated chunks splits groups")
-_Backward = _structure("Backward", "z u factor reciprocal signs q w a b dv work parts flags", "batch n l chunks splits groups")
+_Forward = _structure(
+    "Forward", "v signs u reciprocal t y out work flags", "batch n l truncated chunks splits groups"
+)
+_Backward = _structure(
+    "Backward",
+    "z u factor reciprocal signs q w a b dv work parts flags",
+    "batch n l chunks splits groups",
+)
 _Blocks = _structure("Blocks", "gram t work flags", "batch l width")
 
 
@@ -56,7 +72,14 @@ class Plan(NamedTuple):
 
 @functools.lru_cache(maxsize=1024)
 def plan(
-    source: str, name: str, count: int, n: int, size: int, device: int, apart: bool = True, kind: int | None = None
+    source: str,
+    name: str,
+    count: int,
+    n: int,
+    size: int,
+    device: int,
+    apart: bool = True,
+    kind: int | None = None,
 ) -> Plan:
     """For ``count`` matrices ``n`` x ``size``, each ``apart`` from the others or not; a ``kind`` is compiled by itself."""
     macros = MACROS if kind is None else MACROS | {"KIND": kind}
@@ -72,7 +95,12 @@ def plan(
     across = -(-size // tile)
     groups = min(count, fit) if apart else 1
     room, own = fit // groups, -(-count // groups)
-    columns, grams, chunks, splits = own * -(-size // summed), own * across * (across + 1) // 2, 1, 1
+    columns, grams, chunks, splits = (
+        own * -(-size // summed),
+        own * across * (across + 1) // 2,
+        1,
+        1,
+    )
     if n > LONG:
         chunks = max(1, min(room // columns, n // 128))
         splits = max(1, min(room // grams, n // max(128, min(4 * size, 256))))
@@ -101,10 +129,16 @@ def _tiles(n: int, size: int, tile: int) -> int:
 def _many(count: int, n: int, size: int, fit: int) -> bool:
     """Whether large tiles are enough to keep all of the blocks busy that ``fit``."""
     groups = min(count, fit)
-    return ONE[0] < min(n, size) and n <= LONG and -(-count // groups) * _tiles(n, size, MANY[0]) >= fit // groups
+    return (
+        ONE[0] < min(n, size)
+        and n <= LONG
+        and -(-count // groups) * _tiles(n, size, MANY[0]) >= fit // groups
+    )
 
 
-def forward(v: Tensor, wanted: str, keep: bool = True, signs: Tensor | None = None) -> tuple[Tensor, ...]:
+def forward(
+    v: Tensor, wanted: str, keep: bool = True, signs: Tensor | None = None
+) -> tuple[Tensor, ...]:
     """From vectors to factors, and to what is wanted.
 
     Args:
@@ -117,7 +151,11 @@ def forward(v: Tensor, wanted: str, keep: bool = True, signs: Tensor | None = No
         u, t, the reciprocal norms ``(*, 1, L)``, and what else is wanted; or the last alone. Of a matrix with L >= N y, not t.
     """
     v, (*batch, n, size) = v.contiguous(), v.shape
-    count, truncated, wide = math.prod(batch), wanted == "truncated", keep and wanted == "matrix" and size >= n
+    count, truncated, wide = (
+        math.prod(batch),
+        wanted == "truncated",
+        keep and wanted == "matrix" and size >= n,
+    )
     cut = plan("forward.cu", "forward", count, n, size, v.get_device())
     long, square = count * n * size, count * size * size
     inner = square if truncated else long if wanted == "matrix" and not wide else 0
@@ -127,15 +165,33 @@ def forward(v: Tensor, wanted: str, keep: bool = True, signs: Tensor | None = No
     flags = address + 8 * numbers
     free = flags + 8 * cut.blocks
     if keep:
-        kept = torch.empty_like(v), v.new_empty((*batch, n if wide else size, size)), v.new_empty((*batch, 1, size))
+        kept = (
+            torch.empty_like(v),
+            v.new_empty((*batch, n if wide else size, size)),
+            v.new_empty((*batch, 1, size)),
+        )
         u, factor, reciprocal = (x.data_ptr() for x in kept)
     else:
         kept, u, factor, reciprocal = (), free + 4 * inner, None, free + 4 * (inner + long)
-    results = (v.new_empty((*batch, n, n)) if wanted == "matrix" else torch.empty_like(v),) if wanted != "factors" else ()
+    results = (
+        (v.new_empty((*batch, n, n)) if wanted == "matrix" else torch.empty_like(v),)
+        if wanted != "factors"
+        else ()
+    )
     result = results[0].data_ptr() if results else None
-    t, y, out = (None, factor, result) if wide else (factor, free, result) if inner else (factor, result, None)
+    t, y, out = (
+        (None, factor, result)
+        if wide
+        else (factor, free, result)
+        if inner
+        else (factor, result, None)
+    )
     pointers = v.data_ptr(), _address(signs), u, reciprocal, t, y, out, address, flags
-    cut.launch(_Forward(*pointers, next(_tokens), count, n, size, truncated, cut.chunks, cut.splits, cut.groups))
+    cut.launch(
+        _Forward(
+            *pointers, next(_tokens), count, n, size, truncated, cut.chunks, cut.splits, cut.groups
+        )
+    )
     return *kept, *results
 
 
@@ -194,7 +250,9 @@ def invert_blocks(gram: Tensor, width: int) -> Tensor:
     r"""$S^{-1}$ for ``gram`` $= U^\top U$ ``(*, L, L)``: the blocks of ``width`` along its diagonal, and zeros below."""
     *batch, _, size = gram.shape
     count, blocks = math.prod(batch), -(-size // width)
-    cut = plan("blocks.cu", "invert_blocks", count * blocks, width, width, gram.get_device(), apart=False)
+    cut = plan(
+        "blocks.cu", "invert_blocks", count * blocks, width, width, gram.get_device(), apart=False
+    )
     numbers = count * blocks * width * width
     t, work = torch.empty_like(gram), _workspace(gram, cut, numbers)
     address = work.data_ptr()
@@ -224,12 +282,16 @@ def project_(du: Tensor, u: Tensor, reciprocal: Tensor, norm: Tensor | None = No
 @functools.lru_cache(maxsize=1024)
 def _over_columns(name: str, count: int, size: int, device: int) -> Callable[..., None]:
     with torch.cuda.device(device):
-        return nvrtc.kernel(KERNELS / "blocks.cu", name, MACROS, SHARED).prepare((count * -(-size // WIDE_COLUMNS), 1), FULL)
+        return nvrtc.kernel(KERNELS / "blocks.cu", name, MACROS, SHARED).prepare(
+            (count * -(-size // WIDE_COLUMNS), 1), FULL
+        )
 
 
 def _workspace(like: Tensor, cut: Plan, numbers: int, floats: int = 0) -> Tensor:
     """Memory for ``numbers`` of 8 bytes, then the flags, then ``floats``."""
-    return torch.empty(numbers + cut.blocks + (floats + 1) // 2, dtype=torch.float64, device=like.device)
+    return torch.empty(
+        numbers + cut.blocks + (floats + 1) // 2, dtype=torch.float64, device=like.device
+    )
 
 
 def _padded(size: int) -> int:

@@ -17,9 +17,13 @@ def check_orthonormal(call: str, q: Tensor) -> None:
         raise ValueError(f"{call}: expected a matrix (*, N, M), got {got}.")
     check_tensor(call, "the matrix", q)
     if q.is_meta:
-        raise ValueError(f"{call}: a matrix on the meta device has no values. Pass one on a real device.")
+        raise ValueError(
+            f"{call}: a matrix on the meta device has no values. Pass one on a real device."
+        )
     if q.shape[-2] < q.shape[-1]:
-        raise ValueError(f"{call}: expected N >= M, got N = {q.shape[-2]}, M = {q.shape[-1]}. Pass the transpose.")
+        raise ValueError(
+            f"{call}: expected N >= M, got N = {q.shape[-2]}, M = {q.shape[-1]}. Pass the transpose."
+        )
     if not q.isfinite().all():
         raise ValueError(f"{call}: the matrix has NaN or infinite entries.")
     error, tolerance = matrix_error(q), torch.finfo(q.dtype).eps ** 0.5
@@ -31,7 +35,9 @@ def check_orthonormal(call: str, q: Tensor) -> None:
         )
 
 
-def householder_vectors(q: Tensor, reflections: int | None = None, *, signs: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def householder_vectors(
+    q: Tensor, reflections: int | None = None, *, signs: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     r"""Reflection vectors of an orthogonal matrix: the inverse of :func:`cwy_matrix` and :func:`tcwy_matrix`.
 
     Finds $Q = H(v_1)\cdots H(v_L)\,\mathrm{diag}(s)$. With as many reflections as columns every matrix is reached; with
@@ -56,7 +62,9 @@ def householder_vectors(q: Tensor, reflections: int | None = None, *, signs: Ten
     return vectors_near(q, reflections, signs)
 
 
-def vectors_near(q: Tensor, reflections: int | None, signs: Tensor | None, slack: float = 0.0) -> tuple[Tensor, Tensor]:
+def vectors_near(
+    q: Tensor, reflections: int | None, signs: Tensor | None, slack: float = 0.0
+) -> tuple[Tensor, Tensor]:
     """Return the vectors and signs of :func:`householder_vectors`, also for a matrix that few reflections nearly reach.
 
     Args:
@@ -65,7 +73,9 @@ def vectors_near(q: Tensor, reflections: int | None, signs: Tensor | None, slack
     """
     check_orthonormal("householder_vectors", q)
     if dispatch.why_only_autograd(q) is not None or (q.requires_grad and torch.is_grad_enabled()):
-        raise ValueError("householder_vectors: it has no derivative. Pass q.detach(), outside torch.func and forward-mode AD.")
+        raise ValueError(
+            "householder_vectors: it has no derivative. Pass q.detach(), outside torch.func and forward-mode AD."
+        )
     n, m = q.shape[-2:]
     count = m if reflections is None else reflections
     if not 1 <= count <= m or (n > m and count != m):
@@ -78,7 +88,10 @@ def vectors_near(q: Tensor, reflections: int | None, signs: Tensor | None, slack
         hints = [None] * work[..., 0, 0].numel() if signs is None else double(signs).reshape(-1, m)
         rounding = n**0.5 * max(8 * torch.finfo(q.dtype).eps, 2 * matrix_error(q))
         tolerance = max(rounding, slack)
-        found = [_by_subspace(one, count, tolerance, hint) for one, hint in zip(work.reshape(-1, n, n), hints, strict=True)]
+        found = [
+            _by_subspace(one, count, tolerance, hint)
+            for one, hint in zip(work.reshape(-1, n, n), hints, strict=True)
+        ]
         v = torch.stack([f[0] for f in found]).reshape(*q.shape[:-2], n, count)
         d = torch.stack([f[1] for f in found]).reshape(*q.shape[:-2], m)
     else:
@@ -111,7 +124,9 @@ def _by_columns(q: Tensor) -> tuple[Tensor, Tensor]:
     return v, d
 
 
-def _by_subspace(q: Tensor, count: int, tolerance: float, hint: Tensor | None) -> tuple[Tensor, Tensor]:
+def _by_subspace(
+    q: Tensor, count: int, tolerance: float, hint: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """Fewer reflections than columns, for one N x N matrix: they live in the subspace that Q diag(d) moves."""
     n = q.shape[-1]
     eye = torch.eye(n, dtype=q.dtype, device=q.device)
@@ -122,7 +137,11 @@ def _by_subspace(q: Tensor, count: int, tolerance: float, hint: Tensor | None) -
         left = min(left, least)
         if least > tolerance:
             continue
-        moved, size, _ = torch.linalg.svd(gap) if gap.abs().max() > tolerance / n else (eye, eye.new_zeros(n), eye)
+        moved, size, _ = (
+            torch.linalg.svd(gap)
+            if gap.abs().max() > tolerance / n
+            else (eye, eye.new_zeros(n), eye)
+        )
         rank = int((size.abs() > tolerance).sum())
         # Hermitian reflections of a complex subspace may need more than its dimension: one is found, or none.
         if rank > count or (q.is_complex() and rank > 1):
@@ -133,7 +152,11 @@ def _by_subspace(q: Tensor, count: int, tolerance: float, hint: Tensor | None) -
         # The reflections left over go along e_k and flip its sign: exact, and not dead.
         spare = count - len(vectors)
         return torch.stack([*vectors, *eye[:spare]], -1), torch.cat([-d[:spare], d[spare:]])
-    why = "of complex ones, a diagonal and one reflection of it are found" if q.is_complex() else f"{left:.2g} is left over"
+    why = (
+        "of complex ones, a diagonal and one reflection of it are found"
+        if q.is_complex()
+        else f"{left:.2g} is left over"
+    )
     raise ValueError(
         f"householder_vectors: {count} reflections do not reach this {n} x {n} matrix with any signs tried ({why}). "
         f"Use reflections={n}, which reaches every matrix."
@@ -163,7 +186,9 @@ def _goals(q: Tensor, count: int, tolerance: float, hint: Tensor | None) -> Iter
 def _beyond_rank(gap: Tensor, rank: int) -> float:
     """A lower bound of the (rank + 1)-th singular value, by a sketch: it tells at once what no SVD need look at."""
     g = torch.Generator(device=gap.device).manual_seed(0)
-    sketch = torch.linalg.qr(torch.randn(gap.shape[-1], rank + 1, dtype=gap.dtype, device=gap.device, generator=g)).Q
+    sketch = torch.linalg.qr(
+        torch.randn(gap.shape[-1], rank + 1, dtype=gap.dtype, device=gap.device, generator=g)
+    ).Q
     return torch.linalg.svdvals(gap @ sketch)[rank].item()
 
 
