@@ -3,7 +3,6 @@
 import html
 import logging
 import re
-import shutil
 import textwrap
 from pathlib import Path
 
@@ -44,17 +43,13 @@ def report(task: str) -> str:
 
 
 def on_post_build(config, **_) -> None:
-    """Puts the whole reports, and the benchmarks' pictures, beside the page that shows them."""
+    """Write the whole reports, and draw the benchmarks' pictures, next to the pages that show them."""
     for task in re.findall(REPORT, (Path(config["docs_dir"]) / "results.md").read_text()):
         out = Path(config["site_dir"]) / "results" / task
         out.mkdir(parents=True, exist_ok=True)
         damaged: list[str] = []
         write(find_runs([RECORDS / task], damaged.append), out, damaged)
     benchmarks.draw(RECORDS / "bench", Path(config["site_dir"]))
-    for picture in RECORDS.glob("bench/*/*.png"):
-        to = Path(config["site_dir"]) / "results" / picture.relative_to(RECORDS)
-        to.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(picture, to)
 
 
 def mathml(tex: str, display: str) -> str:

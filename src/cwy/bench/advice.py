@@ -23,10 +23,6 @@ from .timing import QUICK
 EFFORT = replace(QUICK, total=120.0, limit=2.0, graphs=False)
 FEWER = "16,32,64,128,256"
 """Reflections that are tried beside all N."""
-SMALLER = (
-    "Fewer than N reflections (L=…) reach a smaller set of matrices, those that leave N - L dimensions unchanged. "
-    "They may be faster, and they may learn less: compare both."
-)
 
 
 @dataclass(frozen=True)
@@ -80,8 +76,6 @@ def tell(asked: Asked, rows: Sequence[Row], console: Console, stopped: bool = Fa
     if stopped:
         of = len([entry for entry in asked.options.entries(asked.size) if asked.options.wanted(entry)])
         console.print(f"Stopped: {len(rows)} of {of} were timed. What follows holds among those alone.\n")
-    if any(" L=" in row.entry for row in ranked):
-        console.print(SMALLER, end="\n\n")
     console.print(table.detail(rows, ranked[0].entry, asked.size[2] if len(asked.size) > 2 else None), end="\n\n")
     if any(row.reason for row in rows):
         console.print(table.untimed(rows), end="\n\n")
@@ -98,18 +92,14 @@ def advice(asked: Asked, rows: Sequence[Row]) -> str:
     ranked = ranking(rows)
     free = next((row.both for row in rows if row.group == "floor"), None)
     picks = {
-        "Fastest with all reflections": lambda one: one.reflections is None,
         "Fastest": lambda one: True,
+        "Fastest with all reflections": lambda one: one.reflections is None,
         "Fastest as the weight of a layer, which forms Q": lambda one: one.how != "unformed",
     }
     told: dict[str, str] = {}
-    before: set[str] = set()
     for title, fits in picks.items():
         row = next((row for row in ranked if fits(known[row.entry])), None)
-        if row is not None and row.both and row.entry in before:
-            told[title] = f"{title}: {row.entry}, as above."
-        elif row is not None and row.both:
-            before.add(row.entry)
+        if row is not None and row.both and row.entry not in told:
             beside = f", {table.times(row.both / free)} times a free weight" if free else ""
             like = asked.options.dtype, asked.options.device
             code = known[row.entry].code(asked.size, asked.nonlinearity, *like)
@@ -117,10 +107,8 @@ def advice(asked: Asked, rows: Sequence[Row]) -> str:
             by = f", by the backend {served!r} of wy" if served else ""
             level = [other.entry for other in ranked if other is not row and fits(known[other.entry]) and _overlap(row, other)]
             tie = f" Its quartiles overlap with those of {'; '.join(level)}." if level else ""
-            told[title] = f"{title}: {row.entry}, {table.ms(row.both)} ms forward + backward{beside}{by}.{tie}"
-            if known[row.entry].reflections:
-                told[title] += f" It reaches only products of {known[row.entry].reflections} reflections."
-            told[title] += f"\n{indent(code, '    ')}"
+            told[row.entry] = f"{title}: {row.entry}, {table.ms(row.both)} ms forward + backward{beside}{by}.{tie}"
+            told[row.entry] += f"\n{indent(code, '    ')}"
     inline = min((row for row in ranked if row.both_inline), key=lambda row: row.both_inline or inf, default=None)
     if inline and inline.both_inline and inline.both_inline < 0.8 * (ranked[0].both or 0.0):
         told[""] = (

@@ -15,7 +15,7 @@ import torch
 
 from .. import ops
 from ..ops import nvrtc
-from ..ops.recurrence import cuda, product, tiling
+from ..ops.recurrence import cuda, product, shapes
 from ..terminal import whole
 from .entry import gaussian
 from .rows import context
@@ -40,7 +40,7 @@ def measure(sizes: list[Size], device: torch.device) -> Iterator[First]:
             times = []
             for forget in (True, True, False):
                 if forget:
-                    for kept in (nvrtc._load, cuda._prepared, product._tiling, tiling.clusters):
+                    for kept in (nvrtc._load, cuda._prepared, product._cut, shapes.clusters):
                         kept.cache_clear()
                 torch.cuda.synchronize(device)
                 begin = time.perf_counter()

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from .. import cudagraph
+from ..ops.recurrence import graphs
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ def record(call: Callable[[], Any], device: torch.device) -> Recorded | str:
         stream, graph = torch.cuda.current_stream(), torch.cuda.CUDAGraph()
         try:
             # Graphs within a graph can't be; they are left out from the start.
-            with cudagraph.suspended():
+            with graphs.off():
                 _warm_up(call)
                 with torch.cuda.graph(graph):
                     result = call()
