@@ -11,7 +11,7 @@ from latex2mathml.converter import convert
 from mkdocs.exceptions import PluginError
 
 import cwy
-from cwy.bench import page as benchmarks
+from cwy.bench.output import pages as benchmarks
 from cwy.experiments.report import find_runs, write
 from cwy.experiments.report.page import heading, section
 from cwy.experiments.report.panels import arrange

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from typing import Annotated, Any
 
 from ._version import __version__
-from .bench import commands as benches
+from .bench import cli as benches
 from .experiments import commands as experiments
 from .terminal import complaint, plainly
 
@@ -23,8 +23,11 @@ OPTIONAL = {
     "PIL": "video",
     "av": "video",
     "filelock": "cli",
+    "jinja2": "cli",
+    "markupsafe": "cli",
     "matplotlib": "cli",
     "numpy": "cli",
+    "psutil": "cli",
     "sacrebleu": "nmt",
     "safetensors": "cli",
     "tensorboard": "experiments",

@@ -1,24 +1,24 @@
-"""The harness: what is wrong gets no time, what is slow or missing is listed, and all samples are taken in turn."""
+"""The harness: wrong entries get no time, slow or missing ones are listed, samples take turns."""
 
 import os
 import subprocess
 import time
 from dataclasses import fields, replace
 
+import psutil
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 import cwy
-from cwy.bench import figure1c, figure2, matrix, stiefel, table1
-from cwy.bench.entry import Case, Entry, gaussian
-from cwy.bench.graph import record
-from cwy.bench.memory import bounded, peak
-from cwy.bench.peers import INSTALL
-from cwy.bench.rows import Context, context
-from cwy.bench.run import run
-from cwy.bench.timing import Effort, Timer, in_turn
+from cwy.bench.harness.entry import Case, Entry, gaussian
+from cwy.bench.harness.graph import record
+from cwy.bench.harness.machine import bounded, idle_cores, peak
+from cwy.bench.harness.measure import Plan, run
+from cwy.bench.harness.timing import Effort, Timer, in_turn
+from cwy.bench.output.rows import Context, context
+from cwy.bench.suites import INSTALL, load
 from cwy.info import commit
 
 CPU = torch.device("cpu")
@@ -34,18 +34,24 @@ def entry(name, call, truth=None, complex=False, **given):
 
 
 def measure(*entries, sizes=((6, 4),), effort=SHORT):
+    return measured(lambda size: entries, sizes, context(CPU, 7, "a command"), effort)
+
+
+def measured(entries, sizes, where, effort):
     rows = []
-    run("trial", lambda size: entries, sizes, lambda one: True, torch.float32, context(CPU, seed=7), effort, rows)
+    run(Plan("trial", entries, sizes, lambda one: True, torch.float32, where, effort), rows)
     return rows
 
 
 def of_unit_vectors(u):
     s = 0.5 * torch.eye(4, dtype=u.dtype) + (u.mT @ u).triu(1)
-    return torch.eye(6, 4, dtype=u.dtype) - u @ torch.linalg.solve_triangular(s, u[:4].mT, upper=True)
+    return torch.eye(6, 4, dtype=u.dtype) - u @ torch.linalg.solve_triangular(
+        s, u[:4].mT, upper=True
+    )
 
 
 class WithoutProjection(torch.autograd.Function):
-    """T-CWY whose backward pass forgets the normalisation's projection: as wrong in float64 as in float32."""
+    """T-CWY whose backward pass forgets the normalization's projection, in float64 as well."""
 
     @staticmethod
     def forward(ctx, v):
@@ -73,28 +79,37 @@ class Conjugated(torch.autograd.Function):
 
 WRONG = {
     "gradient": entry("gradient", WithoutProjection.apply),
-    "gradient in float32": entry("gradient in float32", WithoutProjection.apply, cwy.ops.tcwy_matrix),
+    "gradient in float32": entry(
+        "gradient in float32", WithoutProjection.apply, cwy.ops.tcwy_matrix
+    ),
     "gradient, complex": entry("gradient, complex", Conjugated.apply, complex=True),
     "result": entry("result", lambda v: cwy.ops.tcwy_matrix(v + 0.01), cwy.ops.tcwy_matrix),
     "orthogonality": entry("orthogonality", lambda v: v @ torch.eye(4, dtype=v.dtype)),
     "shape": entry("shape", cwy.ops.tcwy_matrix, cwy.ops.cwy_matrix, differentiable=False),
-    "NotImplementedError": entry("NotImplementedError", cwy.parametrizations.OrthogonalMap(6, 4).matrix),
+    "NotImplementedError": entry(
+        "NotImplementedError", cwy.parametrizations.OrthogonalMap(6, 4).matrix
+    ),
 }
 
 
 @pytest.mark.parametrize("what", WRONG)
 def test_what_is_wrong_gets_no_time(what):
     right = entry(
-        "right", cwy.ops.tcwy_matrix, lambda v: cwy.ops.tcwy_matrix(v, backend="reference"), complex="complex" in what
+        "right",
+        cwy.ops.tcwy_matrix,
+        lambda v: cwy.ops.tcwy_matrix(v, backend="reference"),
+        complex="complex" in what,
     )
     wrong, fine = measure(WRONG[what], right)
     assert (wrong.entry, wrong.status) == (what, "failed")
     assert what.split(",")[0].split()[0] in wrong.reason
-    assert wrong.forward is wrong.both is wrong.memory is None
+    assert wrong.times == {}
+    assert wrong.memory is None
     assert (fine.status, fine.dtype) == ("ok", "complex64" if "complex" in what else "float32")
-    assert 0 < fine.forward_q1 <= fine.forward <= fine.forward_q3
-    assert 0 < fine.both_q1 <= fine.both <= fine.both_q3
-    assert (fine.forward_repeats, fine.both_repeats) == (3, 3)
+    assert fine.times.keys() == {"forward", "both"}
+    for found in fine.times.values():
+        assert 0 < found.q1 <= found.median <= found.q3
+        assert found.repeats == 3
     assert 0 < max(fine.error, fine.gradient_error, fine.orthogonality) < 1e-5
 
 
@@ -113,7 +128,9 @@ def test_a_slow_entry_is_skipped_and_not_tried_again():
         time.sleep(0.02)
         return cwy.ops.tcwy_matrix(v)
 
-    first, second = measure(entry("slow", slow), sizes=[(6, 4), (7, 4)], effort=Effort(3, 1e-5, 0.1, limit=0.004))
+    first, second = measure(
+        entry("slow", slow), sizes=[(6, 4), (7, 4)], effort=Effort(3, 1e-5, 0.1, limit=0.004)
+    )
     assert (first.status, second.status) == ("skipped", "skipped")
     assert "at 6x4" in first.reason
     assert first.reason == second.reason
@@ -122,8 +139,8 @@ def test_a_slow_entry_is_skipped_and_not_tried_again():
 
 def test_what_has_no_backward_pass_is_timed_without():
     (row,) = measure(entry("step", lambda v: cwy.ops.tcwy_matrix(v.detach()), differentiable=False))
-    assert (row.status, row.both, row.gradient_error) == ("ok", None, None)
-    assert row.forward > 0
+    assert (row.status, row.seconds("both"), row.gradient_error) == ("ok", None, None)
+    assert row.ranked == row.seconds("forward") > 0
 
 
 def test_too_large_is_a_row_not_the_end_of_the_process():
@@ -138,16 +155,21 @@ def test_too_large_is_a_row_not_the_end_of_the_process():
 
 def test_rows_carry_what_they_depend_on():
     (row,) = measure(entry("right", cwy.ops.tcwy_matrix, package="hypothesis"))
-    assert all(getattr(row, field.name) not in ("", None) for field in fields(Context) if field.name not in ("commit", "load"))
-    assert (row.seed, row.threads, row.size, row.bench) == (7, torch.get_num_threads(), "6x4", "trial")
-    assert (row.torch, row.cwy) == (torch.__version__, cwy.__version__)
+    where = row.context
+    known = [field.name for field in fields(Context) if field.name != "commit"]
+    assert all(getattr(where, name) not in ("", None) for name in known)
+    assert (where.seed, where.threads, where.command) == (7, torch.get_num_threads(), "a command")
+    assert (row.size, row.bench) == ("6x4", "trial")
+    assert (where.torch, where.cwy) == (torch.__version__, cwy.__version__)
     assert row.package.startswith("hypothesis 6.")
 
 
 def test_commit_is_that_of_the_source_and_of_no_other_repository(tmp_path):
     def git(*arguments):
         identity = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
-        done = subprocess.run(["git", *identity, *arguments], cwd=tmp_path, capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            ["git", *identity, *arguments], cwd=tmp_path, capture_output=True, text=True, check=True
+        )
         return done.stdout.strip()
 
     git("init")
@@ -172,7 +194,9 @@ def test_samples_are_taken_in_turn(repeats):
     assert [len(timer.samples) for timer in timers] == repeats
     # At any moment every timer has had its share, to within the round that is under way.
     for taken in range(1, len(order) + 1):
-        assert all(abs(order[:taken].count(i) - taken / len(order) * n) <= 2 for i, n in enumerate(repeats))
+        assert all(
+            abs(order[:taken].count(i) - taken / len(order) * n) <= 2 for i, n in enumerate(repeats)
+        )
 
 
 def test_peak_memory_is_the_most_held_at_once():
@@ -185,31 +209,51 @@ def test_peak_memory_is_the_most_held_at_once():
     assert peak(call, CPU) == 4 * 1500
 
 
+def test_idle_cores_are_at_most_those_this_process_may_use():
+    assert 0 <= idle_cores(0.05) <= psutil.cpu_count()
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    ("module", "sizes", "recorded", "not_recorded"),
+    ("bench", "sizes", "recorded", "not_recorded"),
     [
-        (matrix, [(64,), (96, 8), (3, 32, 32)], {"matmul", "cwy", "tcwy"}, {"matrix_exp, angle 1"}),
-        (stiefel, [(96, 8)], {"tcwy", "rgd-c-qr"}, set()),
-        (figure1c, [(64,)], {"cwy", "exponential, no sync", "cayley, no sync"}, {"exponential", "cayley"}),
-        (figure2, [(64, 8, 4, 6)], {"cwy, torch", "HR, abs"}, set()),
-        (table1, [(64, 8, 4, 6)], {"cwy", "hr", "exprnn"}, set()),
+        (
+            "matrix",
+            [(64,), (96, 8), (3, 32, 32)],
+            {"matmul", "cwy", "tcwy"},
+            {"matrix_exp, angle 1"},
+        ),
+        ("stiefel", [(96, 8)], {"tcwy", "rgd-c-qr"}, set()),
+        (
+            "figure1c",
+            [(64,)],
+            {"cwy", "exponential, no sync", "cayley, no sync"},
+            {"exponential", "cayley"},
+        ),
+        ("figure2", [(64, 8, 4, 6)], {"cwy, torch", "HR, abs"}, set()),
+        ("table1", [(64, 8, 4, 6)], {"cwy", "hr", "exprnn"}, set()),
     ],
-    ids=lambda given: getattr(given, "__name__", ""),
 )
-def test_on_a_gpu_everything_that_is_here_passes_and_is_timed(module, sizes, recorded, not_recorded):
-    device, rows = torch.device("cuda"), []
+def test_on_a_gpu_all_that_is_here_passes_and_is_timed(bench, sizes, recorded, not_recorded):
+    device = torch.device("cuda")
     effort = replace(SHORT, counts=True)
-    run("trial", module.entries, sizes, lambda one: True, torch.float32, context(device, 0), effort, rows)
-    assert {row.status for row in rows} <= {"ok", "skipped", "missing"}, [row.reason for row in rows]
+    rows = measured(load(bench).entries, sizes, context(device, 0), effort)
+    assert {row.status for row in rows} <= {"ok", "skipped", "missing"}, [
+        row.reason for row in rows
+    ]
     timed = [row for row in rows if row.status == "ok"]
-    assert all(row.forward > 0 and row.memory > 0 and row.forward_flops > 0 for row in timed)
-    assert all((row.both is None) == (row.both_inline is None) for row in timed)
-    graphs = {row.entry for row in timed if row.forward_graph}
+    for row in timed:
+        assert row.memory > 0
+        assert row.seconds("forward") > 0
+        assert row.flops("forward") > 0
+        assert ("both" in row.times) == ("both_inline" in row.times)
+        # Each plain time has one as a graph, or a reason why not.
+        wanted = {f"{kind}_graph" for kind in ("forward", "both") if kind in row.times}
+        assert row.times.keys() & wanted == wanted - row.ungraphed.keys()
+        assert all(row.ungraphed.values())
+    graphs = {row.entry for row in timed if "forward_graph" in row.times}
     assert recorded <= graphs
     assert not_recorded.isdisjoint(graphs)
-    lacking = [row.forward_graph is None or (row.both is not None and row.both_graph is None) for row in timed]
-    assert [bool(row.reason) for row in timed] == lacking
     assert peak(lambda: torch.empty(1 << 20, device=device), device) == 4 << 20
 
 
@@ -242,16 +286,20 @@ def test_a_recording_gives_the_same_and_a_failed_one_leaves_no_trace():
 
 @pytest.mark.gpu
 def test_a_first_call_compiles_and_the_next_process_need_not(monkeypatch, tmp_path):
-    from cwy.bench import compile as first
+    from cwy.bench.suites import compile as first
     from cwy.ops import nvrtc
 
     made = []
     monkeypatch.setenv("CWY_CACHE", str(tmp_path))
     compiled = nvrtc._compile
     monkeypatch.setattr(nvrtc, "_compile", lambda *what: made.append(what) or compiled(*what))
-    rows = list(first.measure([(33, 4, 5), (300, 20, 4, 5)], torch.device("cuda")))
+    where = context(torch.device("cuda"), 0)
+    rows = list(first.measure([(33, 4, 5), (300, 20, 4, 5)], where))
     assert [row.size for row in rows] == ["33x4x5", "300x20x4x5"]
+    assert all(tuple(row.times) == first.KINDS for row in rows)
     assert made
-    assert len(made) == len({repr(what) for what in made}), "from the disk nothing is compiled again"
+    assert len(made) == len({repr(what) for what in made}), (
+        "from the disk nothing is compiled again"
+    )
     assert os.environ["CWY_CACHE"] == str(tmp_path)
     assert not any(tmp_path.iterdir()), "and the user's own cache is left alone"

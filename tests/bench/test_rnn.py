@@ -1,23 +1,25 @@
-"""``cwy bench rnn``: every backend is listed, each that serves passes its check, and the memory modes save memory."""
+"""``cwy bench rnn``: every backend is listed or timed, and the memory modes save memory."""
 
 import torch
 
-from cwy.bench import rnn
-from cwy.bench.rows import context, read_csv
-from cwy.bench.run import run as measure
-from cwy.bench.timing import Effort
-from cwy.ops import dispatch
-from tests.bench.test_command import bench
+from cwy.bench.harness.measure import Plan
+from cwy.bench.harness.measure import run as measure
+from cwy.bench.harness.timing import Effort
+from cwy.bench.output.rows import context, read
+from cwy.bench.suites import rnn
+from tests.bench.test_runner import bench
 
 SIZES = {"19x3x10": (19, 3, 10), "24x4x3x8": (24, 4, 3, 8)}
 
 
 def test_every_backend_and_peer_is_timed_or_says_why_not(tmp_path):
-    done = bench("--sizes", ",".join(SIZES), "--nonlinearity", "abs,modrelu,relu", cwd=tmp_path, name="rnn")
+    done = bench(
+        "--sizes", ",".join(SIZES), "--nonlinearity", "abs,modrelu,relu", cwd=tmp_path, name="rnn"
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert "µs a" in done.stdout
-    rows = {(row.size, row.entry): row for row in read_csv(tmp_path / "bench" / "rnn.csv")}
+    rows = {(row.size, row.entry): row for row in read(tmp_path / "bench" / "rnn.csv")}
     expected = {
         (text, e.name)
         for text, size in SIZES.items()
@@ -27,7 +29,7 @@ def test_every_backend_and_peer_is_timed_or_says_why_not(tmp_path):
     assert rows.keys() == expected
     for size in SIZES:
         assert {"nn.RNN", "nn.GRU", "nn.LSTM"} <= {entry for at, entry in rows if at == size}
-        for backend in dispatch.backends("rollout")["rollout"]:
+        for backend in rnn.rollout_backends():
             for f in ("abs", "modrelu", "relu"):
                 assert (size, f"{backend.name}, {f}") in rows
     for (_, entry), row in rows.items():
@@ -36,7 +38,11 @@ def test_every_backend_and_peer_is_timed_or_says_why_not(tmp_path):
         assert row.status == ("skipped" if unfit else "ok"), (entry, row.reason)
         assert (("only on a GPU" if reduced else "x is on cpu") in row.reason) == unfit
         # The products alone are those of forward and backward in one.
-        assert unfit or (row.forward > 0 if entry == "products" else row.both > 0 and row.gradient_error < 1e-5)
+        if entry == "products":
+            assert row.seconds("forward") > 0
+        elif not unfit:
+            assert row.seconds("both") > 0
+            assert row.gradient_error < 1e-5
 
 
 def test_an_unknown_nonlinearity_is_one_line(tmp_path):
@@ -46,10 +52,17 @@ def test_an_unknown_nonlinearity_is_one_line(tmp_path):
 
 
 def test_reversible_and_checkpoint_take_less_than_a_fifth_of_the_memory():
-    rows, effort = [], Effort(repeats=3, shortest=1e-5, budget=0.1, limit=60.0)
-    wanted = lambda entry: entry.name.startswith("abs, last")
-    where = context(torch.device("cpu"), seed=0)
-    measure("rnn", rnn.entries, [(32, 4, 2000)], wanted, torch.float32, where, effort, rows)
+    rows = []
+    plan = Plan(
+        bench="rnn",
+        entries=rnn.entries,
+        sizes=[(32, 4, 2000)],
+        wanted=lambda entry: entry.name.startswith("abs, last"),
+        dtype=torch.float32,
+        context=context(torch.device("cpu"), seed=0),
+        effort=Effort(repeats=3, shortest=1e-5, budget=0.1, limit=60.0),
+    )
+    measure(plan, rows)
     assert {row.status for row in rows} == {"ok"}, [row.reason for row in rows]
     memory = {row.entry.split(", ")[-1]: row.memory for row in rows}
     assert 0 < max(memory["reversible"], memory["checkpoint"]) < memory["store"] / 5, memory

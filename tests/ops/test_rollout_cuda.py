@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn.utils.rnn import PackedSequence
 
-from cwy.bench.rnn import off_kinks
+from cwy.bench.suites.rnn import off_kinks
 from cwy.ops import WY, cwy_matrix, nvrtc, rollout, wy_factors
 from cwy.ops.recurrence import cuda, tiling
 from cwy.ops.recurrence.modrelu import SOURCE

@@ -1,0 +1,1 @@
+"""What is shown and kept: rows, tables, figures and pages."""
