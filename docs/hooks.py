@@ -1,4 +1,4 @@
-"""What the docs build calls: the table of methods, the maths, and what docstrings say in their own way."""
+"""What the docs build calls: methods, maths, reports, benchmarks, and our docstrings' dialect."""
 
 import html
 import logging
@@ -24,26 +24,32 @@ RECORDS = Path(__file__).parent.parent / "results"
 
 
 def methods_table() -> str:
-    """The registered methods as a Markdown table; a class that the API page lacks fails the build."""
-    rows = ["| method | covers | weights | complex | what it does | from |", "|---|---|---|---|---|---|"]
+    """Write the registered methods as a table. A class that the API page lacks fails the build."""
+    rows = [
+        "| method | covers | weights | complex | what it does | from |",
+        "|---|---|---|---|---|---|",
+    ]
     for m in cwy.METHODS.values():
         name = f"[`{m.name}`][cwy.parametrizations.{m.build.__name__}]"
         domain = re.sub(r"_(\w)", r"<sub>\1</sub>", m.domain)
-        numbers = "no" if not m.complex else "yes" if m.real else "only"
+        numbers = "no"
+        if m.complex:
+            numbers = "yes" if m.real else "only"
         rows.append(f"| {name} | {domain} | {m.kind} | {numbers} | {m.about} | {m.paper} |")
     return "\n".join(rows)
 
 
 def report(task: str) -> str:
-    """What `cwy report` says of a task's committed runs: tables and figures, and a link to the whole page."""
+    """Write what `cwy report` shows of a task's committed runs, and a link to the whole page."""
     runs = find_runs([RECORDS / task], log.warning)
     shown = [f"<h3>{html.escape(heading(p))}</h3>{section(p, elements(p))}" for p in arrange(runs)]
-    whole = f'<p><a href="results/{task}/report.html">Every run, with settings and environment</a></p>'
+    link = f'<a href="results/{task}/report.html">Every run, with settings and environment</a>'
+    whole = f"<p>{link}</p>"
     return f'<div class="report">{"".join(shown)}{whole}</div>'
 
 
 def on_post_build(config, **_) -> None:
-    """Write the whole reports, and draw the benchmarks' pictures, next to the pages that show them."""
+    """Write the whole reports and draw the benchmarks into the site."""
     for task in re.findall(REPORT, (Path(config["docs_dir"]) / "results.md").read_text()):
         out = Path(config["site_dir"]) / "results" / task
         out.mkdir(parents=True, exist_ok=True)
@@ -53,22 +59,27 @@ def on_post_build(config, **_) -> None:
 
 
 def mathml(tex: str, display: str) -> str:
-    """TeX as MathML, which browsers draw by themselves; what can't be converted fails the build."""
+    """Convert TeX to MathML, which browsers draw. What cannot be converted fails the build."""
     result = convert(tex, display=display)
     if "\\" in result or "<mi>&</mi>" in result:
         raise PluginError(f"latex2mathml does not know all of: {tex}")
     # Norms keep one height.
     result = result.replace("<mo>&#x02016;", '<mo stretchy="false">&#x02016;')
     # A minus after "=", "(", "[" or "," is a sign, not a difference.
-    return re.sub(r"((?:&#x0003D;|&#x00028;|&#x0005B;|&#x0002C;)</mo>)<mo>(?=&#x02212;)", r'\1<mo form="prefix">', result)
+    before = r"(?:&#x0003D;|&#x00028;|&#x0005B;|&#x0002C;)</mo>"
+    return re.sub(rf"({before})<mo>(?=&#x02212;)", r'\1<mo form="prefix">', result)
 
 
 def on_page_markdown(markdown: str, **_) -> str:
-    markdown = markdown.replace("{{ methods }}", methods_table()).replace("{{ claims }}", benchmarks.claims(RECORDS / "bench"))
-    return re.sub(BENCH, lambda m: benchmarks.section(RECORDS / "bench", m[1]), markdown)
+    """Fill in the table of methods, and what the benchmarks measured."""
+    rows = RECORDS / "bench"
+    markdown = markdown.replace("{{ methods }}", methods_table())
+    markdown = markdown.replace("{{ claims }}", benchmarks.claims(rows))
+    return re.sub(BENCH, lambda m: benchmarks.section(rows, m[1]), markdown)
 
 
 def on_page_content(content: str, **_) -> str:
+    """Fill in the reports, the maths and the references between docstrings."""
     content = re.sub(f"<p>{REPORT}</p>", lambda m: report(m[1]), content)
     content = re.sub(
         r'<(span|div) class="arithmatex">\s*\\[(\[](.*?)\\[)\]]\s*</\1>',
@@ -81,19 +92,28 @@ def on_page_content(content: str, **_) -> str:
 
     def reference(m: re.Match) -> str:
         name = m[1].rpartition(".")[2]
-        return f'<a href="#{homes[name]}"><code>{name}</code></a>' if name in homes else f"<code>{name}</code>"
+        if name in homes:
+            return f'<a href="#{homes[name]}"><code>{name}</code></a>'
+        return f"<code>{name}</code>"
 
     return re.sub(r":(?:func|class|meth|data):<code>~?([\w.]+)</code>", reference, content)
 
 
 class Docstrings(griffe.Extension):
-    """Our docstrings in griffe's words: "Example:" is a section, a display its own paragraph, "Returns:" plain prose."""
+    """Put our docstrings in griffe's words.
+
+    "Example:" is a section, a display its own paragraph, "Returns:" plain prose.
+    """
 
     def on_object(self, *, obj: griffe.Object, **_) -> None:
-        if obj.docstring:
-            text = re.sub(r"^Example:$", "Examples:", obj.docstring.value, flags=re.MULTILINE)
-            text = re.sub(r"^(Returns|References):\n((?:    .*\n?)+)", _as_prose, text, flags=re.MULTILINE)
-            obj.docstring.value = re.sub(r"\n(\$\$.*?\$\$)(\n|$)", r"\n\n\1\n\n", text, flags=re.DOTALL)
+        """Rewrite the docstring of one object."""
+        if not obj.docstring:
+            return
+        text = re.sub(r"^Example:$", "Examples:", obj.docstring.value, flags=re.MULTILINE)
+        prose = r"^(Returns|References):\n((?:    .*\n?)+)"
+        text = re.sub(prose, _as_prose, text, flags=re.MULTILINE)
+        display = r"\n(\$\$.*?\$\$)(\n|$)"
+        obj.docstring.value = re.sub(display, r"\n\n\1\n\n", text, flags=re.DOTALL)
 
 
 def _as_prose(section: re.Match) -> str:

@@ -59,6 +59,7 @@ def test_help_and_version_do_not_wait_for_torch(arguments):
         (["matplotlib"], "cli", "demo"),
         (["safetensors"], "cli", "demo"),
         (["PIL"], "video", "train movingmnist"),
+        (["psutil"], "cli", "bench matrix --sizes 8 --quick"),
     ],
 )
 def test_without_the_extras_it_says_what_to_install(absent, extra, command, tmp_path):
