@@ -28,6 +28,7 @@ def test_committed_rows_are_read_and_written_as_they_are(path, tmp_path):
         where = one.context
         assert where.device_name
         assert where.commit
+        assert "dirty" not in where.commit
         assert where.command.startswith(f"cwy bench {one.bench} ")
         assert (one.status == "ok") == bool(one.times) == (not one.reason)
         assert all(time.median > 0 for time in one.times.values())

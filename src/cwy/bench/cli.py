@@ -11,10 +11,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from inspect import signature
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from ..terminal import plainly, steady, writable
 from . import BENCHES, Bench
+
+if TYPE_CHECKING:
+    from .runner import Request
 
 # The command line reports what is missing. The annotations are read only once typer is there.
 with suppress(ImportError):
@@ -105,46 +108,54 @@ def _timed(bench: Bench) -> Callable[..., None]:
         ] = Path("bench"),
         record: Record = None,
     ) -> None:
-        from . import runner
+        from .runner import Request
 
-        console = steady()
-        with plainly(ValueError):
-            request = runner.Request(
-                sizes=sizes,
-                peers=peers,
-                methods=methods,
-                nonlinearity=nonlinearity,
-                only=only,
-                device=device,
-                dtype=dtype,
-                quick=quick,
-                repeats=repeats,
-                threads=threads,
-                graphs=graphs,
-                seed=seed,
-                command=_command_line(),
-            )
-            chosen = runner.options(bench, request)
-        folder = _folder(out, record)
-        found, stopped = runner.measure(chosen, console)
-        if found:
-            with plainly(OSError, f"cannot write to {folder}: "):
-                if record is None:
-                    written = runner.write(chosen, found, folder)
-                else:
-                    written = runner.record(found, folder)
-            runner.show(chosen, found, written, console)
-        if stopped:
-            kept = "nothing was written"
-            if found:
-                kept = f"only the {len(found)} entries that were complete are written"
-            console.print(f"Stopped: {kept}.")
-            sys.exit(130)
+        request = Request(
+            sizes=sizes,
+            peers=peers,
+            methods=methods,
+            nonlinearity=nonlinearity,
+            only=only,
+            device=device,
+            dtype=dtype,
+            quick=quick,
+            repeats=repeats,
+            threads=threads,
+            graphs=graphs,
+            seed=seed,
+            command=_command_line(),
+        )
+        _run(bench, request, out, record)
 
     command.__doc__ = _help(bench)
     if not bench.nonlinearities:
         _without(command, "nonlinearity")
     return command
+
+
+def _run(bench: Bench, request: Request, out: Path, record: str | None) -> None:
+    """Measure a benchmark, write it, and show it."""
+    from . import runner
+
+    console = steady()
+    with plainly(ValueError):
+        chosen = runner.options(bench, request)
+    folder = _folder(out, record)
+    found, stopped = runner.measure(chosen, console)
+    written: list[Path] = []
+    if found:
+        with plainly(OSError, f"cannot write to {folder}: "):
+            if record is None:
+                written = runner.write(chosen, found, folder)
+            elif not stopped:
+                written = runner.record(found, folder)
+        runner.show(chosen, found, written, console)
+    if stopped:
+        kept = "nothing was written"
+        if written:
+            kept = f"only the {len(found)} entries that were complete are written"
+        console.print(f"Stopped: {kept}.")
+        sys.exit(130)
 
 
 def _help(bench: Bench) -> str:
