@@ -43,6 +43,37 @@ def test_a_captured_step_trains_as_an_eager_one(device):
 
 
 @pytest.mark.gpu
+def test_a_failed_capture_leaves_no_trace():
+    stream = torch.cuda.current_stream()
+    v = torch.randn(64, 8, device="cuda", requires_grad=True)
+    z = torch.randn(64, 8, device="cuda")
+    both = lambda: torch.autograd.grad(cwy.ops.tcwy_matrix(v), v, z)
+    captured = cudagraph.CapturedCall(both)
+    with torch.no_grad():
+        v.copy_(torch.randn(64, 8, device="cuda"))
+    captured.replay()
+    torch.testing.assert_close(captured.outputs[0], both()[0])
+    event = torch.cuda.Event()
+
+    def waits():
+        # Torch's own check does not see this: the capture itself fails.
+        event.record()
+        event.synchronize()
+        return v.sum()
+
+    for call in (lambda: v.sum().item(), waits):
+        torch.manual_seed(3)
+        expected = torch.randn(4, device="cuda")
+        torch.manual_seed(3)
+        with pytest.raises(cudagraph.CaptureError):
+            cudagraph.CapturedCall(call)
+        assert torch.cuda.current_stream() == stream
+        assert torch.cuda.get_sync_debug_mode() == 0
+        torch.testing.assert_close(torch.randn(4, device="cuda"), expected)
+    cudagraph.CapturedCall(both)
+
+
+@pytest.mark.gpu
 def test_a_step_that_synchronizes_is_refused_or_runs_eagerly():
     x = torch.ones(3, device="cuda")
     with pytest.raises(cudagraph.CaptureError):

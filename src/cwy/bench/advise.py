@@ -38,6 +38,10 @@ from .suites.rnn import Lengths, draw_states, off_kinks, rollout, rollout_backen
 EFFORT = replace(QUICK, total=120.0, limit=2.0, graphs=False)
 FEWER = "16,32,64,128,256"
 """The numbers of reflections that are tried apart from all N."""
+SMALLER = (
+    "Fewer than N reflections (L=…) reach a smaller set of matrices, those that leave N - L "
+    "dimensions unchanged. They may be faster, and they may learn less: compare both."
+)
 KEPT = 2**28
 """The most numbers that HR may keep for its gradient, an N x N matrix per reflection."""
 FORMED = "Q formed"
@@ -343,6 +347,8 @@ def tell(
             f"Stopped: {len(found)} of {len(tried)} were timed. "
             "What follows holds among those alone.\n"
         )
+    if any(" L=" in one.entry for one in ranked):
+        console.print(SMALLER, end="\n\n")
     console.print(tables.detail(found, ranked[0].entry, asked.steps), end="\n\n")
     untimed = tables.untimed(found)
     if untimed:
@@ -356,8 +362,8 @@ def tell(
 
 
 PICKS: dict[str, Callable[[Candidate], bool]] = {
-    "Fastest": lambda one: True,
     "Fastest with all reflections": lambda one: one.reflections is None,
+    "Fastest": lambda one: True,
     "Fastest as the weight of a layer, which forms Q": lambda one: one.how != WITHOUT_Q,
 }
 """What is advised: the fastest candidate of each kind."""
@@ -367,18 +373,27 @@ def advice(asked: Asked, found: Sequence[Measurement]) -> str:
     """Name the fastest candidates, of all and of some kinds, and how to ask for them."""
     known = {one.name: one for one in candidates(asked.size, asked.reflections)}
     ranked = ranking(found)
-    told: dict[str, str] = {}
+    lines: list[str] = []
+    named: set[str] = set()
     for title, fits in PICKS.items():
         fitting = [one for one in ranked if fits(known[one.entry])]
-        if fitting and fitting[0].entry not in told:
-            fastest = fitting[0]
-            words = f"{title}: {_described(asked, known[fastest.entry], fastest, found)}"
-            words += _ties(fastest, fitting)
-            code = known[fastest.entry].code(
-                asked.size, asked.nonlinearity, asked.options.dtype, asked.options.device
-            )
-            told[fastest.entry] = f"{words}\n{indent(code, '    ')}"
-    lines = [*told.values(), *_in_one_thread(ranked)]
+        if not fitting:
+            continue
+        fastest = fitting[0]
+        candidate = known[fastest.entry]
+        if fastest.entry in named:
+            lines.append(f"{title}: {fastest.entry}, as above.")
+            continue
+        named.add(fastest.entry)
+        words = f"{title}: {_described(asked, candidate, fastest, found)}"
+        words += _ties(fastest, fitting)
+        if candidate.reflections:
+            words += f" It reaches only products of {candidate.reflections} reflections."
+        code = candidate.code(
+            asked.size, asked.nonlinearity, asked.options.dtype, asked.options.device
+        )
+        lines.append(f"{words}\n{indent(code, '    ')}")
+    lines += _in_one_thread(ranked)
     return "\n".join(lines)
 
 

@@ -145,6 +145,11 @@ def _exponential(a: Shape, *_, **__) -> int:
     return batch * 10 * n**3
 
 
+def _exponential_slope(a: Shape, *_, **__) -> int:
+    """Count three products for each of the exponential."""
+    return 3 * _exponential(a)
+
+
 def _reflections(v: Shape, tau: Shape, x: Shape, *_, **__) -> int:
     return 4 * math.prod(x) * tau[-1]
 
@@ -180,6 +185,7 @@ FORMULAS: dict[Any, Callable[..., int]] = {
     torch.ops.cwy.matmul: _product,
     torch.ops.cwy.triangular_inverse: _triangular_inverse,
     torch.ops.cwy.matrix_exp: _exponential,
+    torch.ops.cwy.matrix_exp_slope: _exponential_slope,
     torch.ops.cwy.cayley: _cayley,
     torch.ops.cwy.rollout: _rollout,
     torch.ops.cwy.rollout_backward: _rollout_backward,

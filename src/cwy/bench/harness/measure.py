@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from ... import __version__
+from ...cudagraph import CapturedCall, CaptureError
 from ..output.rows import Context, Measurement, Status, Time, version
 from ..suites import INSTALL, Size, show_size
 from .check import Accuracy, CheckFailed, accuracy, alike, judge
 from .entry import Case, Entry
 from .flops import count
-from .graph import Recorded, record
 from .machine import bounded, peak
 from .timing import FEWEST, Effort, Timer, clock, in_turn
 
@@ -330,12 +330,15 @@ def _graph(
     call: Callable[[], Any], expected: Any, device: torch.device, gate: torch.dtype
 ) -> Timer | str:
     """Return a timer of a call as a CUDA graph or, if there is none, why not."""
-    recorded = record(call, device)
-    if not isinstance(recorded, Recorded):
-        return recorded
-    if not alike(recorded.result, expected, gate):
+    try:
+        with torch.cuda.device(device):
+            captured = CapturedCall(call)
+            captured.replay()
+    except CaptureError as error:
+        return str(error)
+    if not alike(captured.outputs, expected, gate):
         return "its replay gives another result than the plain call"
-    return Timer(recorded.replay, device)
+    return Timer(captured.replay, device)
 
 
 def _first(call: Callable[[], Any], device: torch.device, limit: float, what: str) -> Any:
