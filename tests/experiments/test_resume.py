@@ -384,7 +384,10 @@ def test_a_signal_amid_an_import_ends_plainly(amid, tmp_path):
         "import io, signal, sys, weakref\ndef ask(*_):\n    signal.raise_signal(signal.SIGTERM)\n"
     )
     (tmp_path / "asking.py").write_text(f"{asking}{amid}\nraise SystemExit('went on')\n")
-    program = "from cwy.experiments.engine.signals import Stop\nwith Stop() as stop, stop.ending(lambda: 'left.'): import asking"
+    program = (
+        "from cwy.experiments.engine.signals import Stop\n"
+        "with Stop() as stop, stop.ending(lambda: 'left.'): import asking"
+    )
     done = subprocess.run(
         [sys.executable, "-c", program], env=ENV, cwd=tmp_path, capture_output=True, text=True
     )
