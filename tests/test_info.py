@@ -59,7 +59,7 @@ def test_the_choice_for_one_recurrence_gives_the_reasons():
 
 @pytest.mark.parametrize("kinds", [["cpu"], pytest.param(["cpu", "cuda"], marks=pytest.mark.gpu)])
 def test_one_recurrence_is_answered_for_every_device_here(kinds):
-    done = run(COMMAND, "info", "--n", "190", "--json")
+    done = run(sys.executable, "-m", "cwy", "info", "--n", "190", "--json")
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)["backends"]
     assert list(dict.fromkeys(row["device"] for row in rows)) == info.usable()

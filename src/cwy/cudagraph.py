@@ -131,7 +131,7 @@ class CapturedStep:
         return bool(self._captured) or not self._enabled
 
     def __call__(self, *inputs: Tensor) -> Any:
-        """Run the step, or replay the graph of these shapes. What it returns is a copy."""
+        """Run the step, or replay the graph of these shapes."""
         for position, tensor in enumerate(inputs):
             if not isinstance(tensor, Tensor):
                 raise TypeError(
@@ -139,7 +139,7 @@ class CapturedStep:
                     f"is {type(tensor).__name__}. Bind it with functools.partial."
                 )
         if not self._enabled:
-            return self._step(*inputs)
+            return pytree.tree_map_only(Tensor, Tensor.detach, self._step(*inputs))
         key = tuple((tensor.shape, tensor.dtype, tensor.device) for tensor in inputs)
         if key not in self._captured and self._is_due(key):
             self._capture(key, inputs)
@@ -148,7 +148,10 @@ class CapturedStep:
             outputs = self._captured[key](*inputs)
             return pytree.tree_map_only(Tensor, lambda tensor: tensor.detach().clone(), outputs)
         with suspended():
-            return self._step(*inputs)
+            outputs = self._step(*inputs)
+        # A caller who keeps a loss would keep its graph of autograd, and with it the stream of the
+        # gradients. A capture runs on another stream and would fail.
+        return pytree.tree_map_only(Tensor, Tensor.detach, outputs)
 
     def _is_due(self, key: Hashable) -> bool:
         return self._calls[key] >= self._warmup and len(self._captured) < self._max_graphs
@@ -193,7 +196,7 @@ def capture(
             the capture left behind, and every further call runs eagerly. By default the error is raised.
 
     Returns:
-        A callable in place of ``step``. The tensors that it returns are copies.
+        A callable in place of ``step``. The tensors that it returns are copies, without a gradient.
 
     Example:
         >>> layer = orthogonal(torch.nn.Linear(4, 4))

@@ -81,7 +81,9 @@ TABLE = [
     describe(ops.conv_rollout, image_recurrences, REAL),
 ]
 CASES = [
-    pytest.param(info, dtype, id=f"{info.name}-{dtype}") for info in TABLE for dtype in info.dtypes
+    pytest.param(info, dtype, id=f"{info.name}-{dtype}")
+    for info in TABLE
+    for dtype in sorted(info.dtypes, key=str)
 ]
 every_op = pytest.mark.parametrize(("info", "dtype"), CASES)
 
