@@ -259,12 +259,12 @@ def test_on_a_gpu_all_that_is_here_passes_and_is_timed(bench, sizes, recorded, n
 @pytest.mark.gpu
 def test_a_first_call_compiles_and_the_next_process_need_not(monkeypatch, tmp_path):
     from cwy.bench.suites import compile as first
-    from cwy.ops import nvrtc
+    from cwy.ops import _nvrtc
 
     made = []
     monkeypatch.setenv("CWY_CACHE", str(tmp_path))
-    compiled = nvrtc._compile
-    monkeypatch.setattr(nvrtc, "_compile", lambda *what: made.append(what) or compiled(*what))
+    compiled = _nvrtc._compile
+    monkeypatch.setattr(_nvrtc, "_compile", lambda *what: made.append(what) or compiled(*what))
     where = context(torch.device("cuda"), 0)
     rows = list(first.measure([(33, 4, 5), (300, 20, 4, 5)], where))
     assert [row.size for row in rows] == ["33x4x5", "300x20x4x5"]

@@ -7,7 +7,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cwy.ops import cwy_matrix, cwy_multiply, tcwy_matrix
-from cwy.ops.precision import full_precision
+from cwy.ops._precision import full_precision
 from cwy.testing import orthogonality_error
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]

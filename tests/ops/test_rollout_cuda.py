@@ -9,7 +9,7 @@ import torch
 from torch.nn.utils.rnn import PackedSequence
 
 from cwy.bench.suites.rnn import off_kinks
-from cwy.ops import WY, cwy_matrix, nvrtc, rollout, wy_factors
+from cwy.ops import WY, _nvrtc, cwy_matrix, rollout, wy_factors
 from cwy.ops.recurrence import cuda, tiling
 from cwy.ops.recurrence.modrelu import SOURCE
 from cwy.ops.recurrence.nonlinearities import NONLINEARITIES, modrelu, named
@@ -308,7 +308,7 @@ def test_complex_modrelu(bias, poisoned):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(nvrtc.why_not() is not None, reason="the compiler is not installed")
+@pytest.mark.skipif(_nvrtc.why_not() is not None, reason="the compiler is not installed")
 def test_every_variant_compiles_without_a_gpu(monkeypatch, tmp_path):
     monkeypatch.setenv("CWY_CACHE", str(tmp_path))
     monkeypatch.setattr(tiling, "clusters", lambda blocks, device: 120 // blocks)
@@ -317,7 +317,7 @@ def test_every_variant_compiles_without_a_gpu(monkeypatch, tmp_path):
     def kernel(path, name, macros, shared, wide, structures):
         compiled.append((path, tuple(sorted(macros.items())), shared, structures))
 
-    monkeypatch.setattr(nvrtc, "kernel", kernel)
+    monkeypatch.setattr(_nvrtc, "kernel", kernel)
     for index, (mode, chosen, n) in enumerate(variants()):
         variant = tiling.Variant(
             mode=mode,
@@ -333,24 +333,24 @@ def test_every_variant_compiles_without_a_gpu(monkeypatch, tmp_path):
         if n > tiling.BLOCK_UNITS:
             served = ("sm_90a", "sm_100a")
         # In turn: each source is compiled in each mode for each architecture, not each of its tilings.
-        assert len(nvrtc.cubin(path, macros, served[index % len(served)], structures)) > 1000
+        assert len(_nvrtc.cubin(path, macros, served[index % len(served)], structures)) > 1000
     for m, n in ((7, 7), (100, 80), (190, 190), (1024, 1024)):
-        nvrtc.cubin(tiling.KERNELS / "product.cu", tuple(sorted(_macros(m, n).items())), "sm_90a")
-    nvrtc.cubin(SOURCE, (), "sm_80")
+        _nvrtc.cubin(tiling.KERNELS / "product.cu", tuple(sorted(_macros(m, n).items())), "sm_90a")
+    _nvrtc.cubin(SOURCE, (), "sm_80")
     path, macros, _, structures = compiled[0]
     kept = list(tmp_path.rglob("*.cubin"))
     stamps = [file.stat().st_mtime_ns for file in kept]
-    nvrtc.cubin(path, macros, "sm_80", structures)
+    _nvrtc.cubin(path, macros, "sm_80", structures)
     assert [file.stat().st_mtime_ns for file in kept] == stamps
     with pytest.raises(RuntimeError, match=r"NVRTC could not compile block\.cu"):
-        nvrtc.cubin(path, (*macros, ("ROWS", 0)), "sm_90a", structures)
+        _nvrtc.cubin(path, (*macros, ("ROWS", 0)), "sm_90a", structures)
 
 
-@pytest.mark.skipif(nvrtc.why_not() is not None, reason="the compiler is not installed")
+@pytest.mark.skipif(_nvrtc.why_not() is not None, reason="the compiler is not installed")
 def test_structures_lie_in_memory_as_python_thinks(monkeypatch, tmp_path):
     """The compiler asserts the size and every offset that ctypes has."""
     monkeypatch.setenv("CWY_CACHE", str(tmp_path))
-    mixed = nvrtc.structure(
+    mixed = _nvrtc.structure(
         "Mixed", a="int", b="const float*", c="float", d="unsigned long long", e="int"
     )
     structures = (tiling.Tensors, mixed)
@@ -365,16 +365,16 @@ def test_structures_lie_in_memory_as_python_thinks(monkeypatch, tmp_path):
             )
     source = tmp_path / "layout.cu"
     source.write_text("".join(lines))
-    nvrtc.cubin(source, (), "sm_80", structures)
+    _nvrtc.cubin(source, (), "sm_80", structures)
     source.write_text("".join([*lines, 'static_assert(sizeof(Mixed) == 1, "size");']))
     with pytest.raises(RuntimeError, match="could not compile"):
-        nvrtc.cubin(source, (), "sm_80", structures)
+        _nvrtc.cubin(source, (), "sm_80", structures)
 
 
 def test_why_it_does_not_serve(monkeypatch):
     from cwy.ops.recurrence.functions import Request
 
-    monkeypatch.setattr(nvrtc, "INSTALLED", False)
+    monkeypatch.setattr(_nvrtc, "INSTALLED", False)
     reason = cuda.why_not(Request(2000, 4, 5, torch.float64, "cuda", "modrelu"))
     for words in (r"pip install 'cwy\[cuda\]'", "float64", "above the 1024"):
         assert re.search(words, reason)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from cwy.ops import cwy_matrix, cwy_multiply, nvrtc, tcwy_matrix, wy_factors
+from cwy.ops import _nvrtc, cwy_matrix, cwy_multiply, tcwy_matrix, wy_factors
 from cwy.ops.wy import cuda, fused
 from cwy.testing import assert_as_close
 from tests.families import FAMILIES, departure, vectors
@@ -341,7 +341,7 @@ def test_nan_spreads():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(nvrtc.why_not() is not None, reason="the compiler is not installed")
+@pytest.mark.skipif(_nvrtc.why_not() is not None, reason="the compiler is not installed")
 def test_every_kernel_compiles_without_a_gpu(tmp_path, monkeypatch):
     monkeypatch.setenv("CWY_CACHE", str(tmp_path))
     kinds = (fused.NARROW, fused.WIDE, fused.TRUNCATED, fused.ENDING, fused.FACTORS)
@@ -354,7 +354,7 @@ def test_every_kernel_compiles_without_a_gpu(tmp_path, monkeypatch):
     for index, (source, macros) in enumerate(variants):
         for arch in ("sm_80", "sm_90a", ("sm_100a", "sm_120a")[index % 2]):  # the last two in turn
             assert (
-                len(nvrtc.cubin(fused.KERNELS / source, (*fused.MACROS.items(), *macros), arch))
+                len(_nvrtc.cubin(fused.KERNELS / source, (*fused.MACROS.items(), *macros), arch))
                 > 1000
             )
 
@@ -376,7 +376,7 @@ def test_where_one_launch_ends(inside, outside):
 
 
 def test_why_it_does_not_serve(monkeypatch):
-    monkeypatch.setattr(nvrtc, "INSTALLED", False)
+    monkeypatch.setattr(_nvrtc, "INSTALLED", False)
     reason = cuda.why_not(torch.zeros(0, 3, dtype=torch.float64))
     for words in ("v is on cpu", "pip install 'cwy[cuda]'", "float64", "v is empty"):
         assert words in reason

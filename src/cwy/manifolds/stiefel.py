@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..ops.precision import in_full_precision
+from ..ops._precision import in_full_precision
 
 __all__ = ["Tangent", "cayley", "gradient", "inner", "polar", "project", "qr"]
 

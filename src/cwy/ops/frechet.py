@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ._triangular import widen
 from .exponential import RADIUS, exponential, most_squarings
-from .triangular import widen
 from .wy.blocked import doubles, plus_
 
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from ._precision import below_autograd, define, matmul_op
+from ._triangular import widen_if_cheap
 from .exponential import LARGEST
 from .frechet import Pair, exponential_and_slope, largest_norm, widened
-from .precision import below_autograd, define, matmul_op
-from .triangular import widen_if_cheap
 
 
 def matrix_exp(a: Tensor) -> Tensor:

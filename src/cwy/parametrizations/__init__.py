@@ -3,16 +3,16 @@
 from ..registry import METHODS
 from .base import OrthogonalMap
 from .cwy import CWY
-from .householder import HR
+from .hr import HR
 from .tcwy import TCWY
 
 # isort: split
 # METHODS keeps the order of these imports: the paper's own first, then its rivals.
-from .cayley import SCORNN
 from .eurnn import EURNN
 from .exponential import DTRIV, EXPRNN, move_bases
 from .own import OWN
 from .rgd import RGD, RGDCQR, RGDEC, RGDEQR, RGDAdam
+from .scornn import SCORNN
 from .urnn import URNN
 
 __all__ = [

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from ..ops.triangular import widen
+from ..ops._triangular import widen
 from ..registry import register
 from ..testing import double
 from .base import OrthogonalMap

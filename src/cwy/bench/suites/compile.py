@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import torch
 
 from ... import __version__, ops
-from ...ops import nvrtc
+from ...ops import _nvrtc
 from ...ops.recurrence import cuda, product, tiling
 from ..harness.entry import gaussian
 from ..output.rows import Context, Measurement, Time
@@ -52,7 +52,7 @@ def measure(sizes: list[Size], where: Context) -> Iterator[Measurement]:
 
 def _forget() -> None:
     """Drop every kernel that this process has loaded."""
-    for kept in (nvrtc._load, cuda._prepared, product._tiling, tiling.clusters):
+    for kept in (_nvrtc._load, cuda._prepared, product._tiling, tiling.clusters):
         kept.cache_clear()
 
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ... import init, ops
 from ...ops import dispatch
-from ...ops.precision import CUDNN_RNN
+from ...ops._precision import CUDNN_RNN
 from ...ops.recurrence.functions import Request, factors_are_cheaper
 from ...ops.recurrence.nonlinearities import NONLINEARITIES
 from ...testing import double

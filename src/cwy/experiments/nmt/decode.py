@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...ops.precision import full_precision
+from ...ops._precision import full_precision
 from .model import Translator
 from .text import END, PAD, START, UNKNOWN
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ...ops.precision import full_precision
+from ...ops._precision import full_precision
 from ..engine.config import ConfigError
 from .cells import Encoder, State, Step, cell, step
 from .recipes import NmtConfig

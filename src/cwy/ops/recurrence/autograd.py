@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn.functional import conv_transpose2d
 
-from ..precision import below_autograd, define, in_full_precision
+from .._precision import below_autograd, define, in_full_precision
 from . import bptt
 from .bptt import Rollout
 from .nonlinearities import named

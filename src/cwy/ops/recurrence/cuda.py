@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .. import nvrtc
+from .. import _nvrtc
 from . import autograd, loops, tiling
 from .nonlinearities import NONLINEARITIES, Nonlinearity
 from .product import product
@@ -25,7 +25,7 @@ CHUNK = 1024
 def why_not(request: Request) -> str | None:
     """Why the kernels can't serve, or None if they can."""
     reasons = []
-    missing = nvrtc.why_not()
+    missing = _nvrtc.why_not()
     if missing:
         reasons.append(missing)
     if request.device != "cuda":

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from ..precision import CUDNN_RNN, full_precision
+from .._precision import CUDNN_RNN, full_precision
 from . import reference
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from .._precision import in_full_precision
+from .._triangular import widen_if_cheap
 from ..dispatch import why_only_aten
-from ..precision import in_full_precision
 from ..skew import multiply
-from ..triangular import widen_if_cheap
 
 
 def split(u: Tensor, t: Tensor, signs: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ... import cudagraph
-from ..precision import of_convolutions
+from .._precision import of_convolutions
 
 BLOCKS = (128, 16)
 """Steps of a graph. What is left over runs step by step."""

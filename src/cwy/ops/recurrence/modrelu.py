@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from .. import nvrtc
+from .. import _nvrtc
 
 SOURCE = Path(__file__).parent / "kernels" / "modrelu.cu"
 _THREADS = 256
@@ -17,7 +17,7 @@ _THREADS = 256
 
 def serves(z: Tensor) -> bool:
     """Whether the kernels take such a tensor here: a plain one, in single precision."""
-    if z.dtype != torch.complex64 or not z.is_cuda or nvrtc.why_not() or torch.version.hip:
+    if z.dtype != torch.complex64 or not z.is_cuda or _nvrtc.why_not() or torch.version.hip:
         return False
     return (
         type(z) is Tensor
@@ -46,4 +46,4 @@ def _launch(name: str, like: Tensor, *args: Tensor | None) -> None:
 @functools.lru_cache(maxsize=256)
 def _prepared(name: str, size: int, device: int) -> Callable[..., None]:
     with torch.cuda.device(device):
-        return nvrtc.kernel(SOURCE, name, {}).prepare((-(-size // _THREADS), 1), _THREADS)
+        return _nvrtc.kernel(SOURCE, name, {}).prepare((-(-size // _THREADS), 1), _THREADS)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .. import nvrtc
-from ..precision import full_precision
+from .. import _nvrtc
+from .._precision import full_precision
 from .tiling import KERNELS
 
 FEW_ROWS = 256
@@ -78,7 +78,7 @@ class _Tiling:
         parts: the most parts into which the rows are divided.
     """
 
-    kernel: nvrtc.Kernel
+    kernel: _nvrtc.Kernel
     threads: int
     tiles: int
     parts: int
@@ -97,7 +97,7 @@ def _tiling(m: int, n: int, device: int) -> _Tiling | None:
     # Each number of b is a high and a low part.
     shared = STAGES * 2 * width * STEP_ROWS * 4
     with torch.cuda.device(device):
-        kernel = nvrtc.kernel(KERNELS / "product.cu", "product", macros, shared)
+        kernel = _nvrtc.kernel(KERNELS / "product.cu", "product", macros, shared)
     at_once = processors * macros["BLOCKS_PER_PROCESSOR"]
     return _Tiling(kernel, 128 * groups, tiles, max(1, at_once // tiles))
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..precision import in_full_precision
+from .._precision import in_full_precision
 from .nonlinearities import NONLINEARITIES
 from .transition import mapped
 

@@ -6,7 +6,7 @@ import functools
 from dataclasses import dataclass
 from pathlib import Path
 
-from .. import nvrtc
+from .. import _nvrtc
 
 KERNELS = Path(__file__).parent / "kernels"
 BLOCK_UNITS = 256
@@ -28,7 +28,7 @@ NONLINEARITIES = {
 # from outside (ADJOINT), x and signs (RECOVER). `start` is the state before the first step, or the
 # gradient that reaches the last one. `end` is the last state, or the gradient that leaves the first
 # step. Rows of a step begin at `offsets` if lengths differ. Absent tensors are null.
-Tensors = nvrtc.structure(
+Tensors = _nvrtc.structure(
     "Tensors",
     one="const float*",
     two="const float*",
@@ -114,12 +114,12 @@ class Tiling:
         """Blocks that so many sequences take."""
         return -(-batch // self.sequences) * self.cluster
 
-    def kernel(self, variant: Variant) -> nvrtc.Kernel:
+    def kernel(self, variant: Variant) -> _nvrtc.Kernel:
         """Compile the kernel for a variant."""
         macros = self.macros | variant.macros
         inputs = 1 + macros["READS_TWO"]
         ring = macros["DEPTH"] * inputs * self.units * self.threads
-        return nvrtc.kernel(
+        return _nvrtc.kernel(
             KERNELS / self.source,
             "rollout",
             macros,

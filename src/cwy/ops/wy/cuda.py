@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from .. import nvrtc
+from .. import _nvrtc
+from .._precision import in_full_precision
 from ..dispatch import why_only_aten
-from ..precision import in_full_precision
 from . import autograd, blocked, fused, halves
 from .blocked import eye_minus, plus_, signed_
 
@@ -36,7 +36,7 @@ def why_not(*tensors: Tensor) -> str | None:
         reasons.append(f"v is on {v.device.type}")
     elif not _capable(v.get_device()):
         reasons.append("it needs an NVIDIA GPU of capability 8.0")
-    if missing := nvrtc.why_not():
+    if missing := _nvrtc.why_not():
         reasons.append(missing)
     if v.numel() == 0:
         reasons.append("v is empty")

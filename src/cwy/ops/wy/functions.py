@@ -81,12 +81,13 @@ def _check_signs(
 
 def _readable(x: Tensor) -> bool:
     """Whether values can be read at once: on a CPU, outside compilers, transforms and modes."""
-    plain = (
-        type(x) in (Tensor, torch.nn.Parameter)
-        and x.device.type == "cpu"
-        and torch._C._has_storage(x)
-    )
-    return plain and torch._C._len_torch_dispatch_stack() == 0 and dispatch.why_only_aten(x) is None
+    if torch.compiler.is_compiling():
+        return False
+    if type(x) not in (Tensor, torch.nn.Parameter) or x.device.type != "cpu":
+        return False
+    if not torch._C._has_storage(x) or torch._C._len_torch_dispatch_stack() != 0:
+        return False
+    return dispatch.why_only_aten(x) is None
 
 
 def _signed(name: str, v: Tensor, work: Tensor, signs: Tensor | None, backend: str) -> Tensor:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .. import nvrtc
+from .. import _nvrtc
 from .composite import largest_reciprocal
 
 KERNELS = Path(__file__).parent / "kernels"
@@ -86,10 +86,10 @@ def plan(
     cluster = _cluster(device)
     wide = cluster == WIDE_CLUSTER
     with torch.cuda.device(device):
-        kernel = nvrtc.kernel(KERNELS / source, name, macros, SHARED, wide)
+        kernel = _nvrtc.kernel(KERNELS / source, name, macros, SHARED, wide)
         many = apart and _many(count, n, size, kernel.blocks(THREADS))
         if many:
-            kernel = nvrtc.kernel(KERNELS / source, name, macros | {"MANY": 1}, SHARED, wide)
+            kernel = _nvrtc.kernel(KERNELS / source, name, macros | {"MANY": 1}, SHARED, wide)
         fit = kernel.blocks(THREADS)
     tile, summed = MANY if many else ONE
     across = -(-size // tile)
@@ -282,7 +282,7 @@ def project_(du: Tensor, u: Tensor, reciprocal: Tensor, norm: Tensor | None = No
 @functools.lru_cache(maxsize=1024)
 def _over_columns(name: str, count: int, size: int, device: int) -> Callable[..., None]:
     with torch.cuda.device(device):
-        return nvrtc.kernel(KERNELS / "blocks.cu", name, MACROS, SHARED).prepare(
+        return _nvrtc.kernel(KERNELS / "blocks.cu", name, MACROS, SHARED).prepare(
             (count * -(-size // WIDE_COLUMNS), 1), FULL
         )
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .. import nvrtc
+from .. import _nvrtc
 from .blocked import doubles, signed_
 from .fused import KERNELS, project_
 
@@ -64,7 +64,7 @@ def _aligned(x: Tensor) -> Tensor:
 @functools.lru_cache(maxsize=1024)
 def _launch(rows: int, columns: int, device: int) -> Callable[..., None]:
     with torch.cuda.device(device):
-        return nvrtc.kernel(KERNELS / "halves.cu", "halves", {}).prepare(
+        return _nvrtc.kernel(KERNELS / "halves.cu", "halves", {}).prepare(
             (-(-columns // 64), -(-rows // 64)), 256
         )
 

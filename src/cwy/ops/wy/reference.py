@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from ..precision import in_full_precision
+from .._precision import in_full_precision
 from .composite import normalise
 
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from .precision import below_autograd, define, matmul_op, opaque, product
+from ._precision import below_autograd, define, matmul_op, opaque, product
 
 # Matrices up to this size are inverted by one triangular solve; larger ones by halves, in products, which are faster.
 _BLOCK = {"cpu": 64}
