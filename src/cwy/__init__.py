@@ -10,9 +10,8 @@ from ._version import __version__
 
 if TYPE_CHECKING:
     from . import compat, cudagraph, init, manifolds, nn, ops, optim, parametrizations, testing
-    from .api import bake, orthogonal
+    from .api import bake, orthogonal, orthogonality_error
     from .registry import METHODS
-    from .testing import orthogonality_error
 
 _HOME = {
     "METHODS": "parametrizations",
@@ -25,7 +24,7 @@ _HOME = {
     "ops": "",
     "optim": "",
     "orthogonal": "api",
-    "orthogonality_error": "testing",
+    "orthogonality_error": "api",
     "parametrizations": "",
     "testing": "",
 }

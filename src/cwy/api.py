@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol, TypeVar, cast
 
 import torch
@@ -14,6 +14,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils import parametrize
 
 from . import init as inits
+from .ops._linalg import double, gram_gap, matrix_error
 from .ops.checks import check_tensor
 from .parametrizations import OrthogonalMap
 from .parametrizations.base import Free
@@ -21,7 +22,6 @@ from .parametrizations.loading import take_no_plain_weights, take_plain_weights
 from .parametrizations.reflections import Length
 from .parametrizations.rgd import OnManifold, keep, on_manifold, release
 from .registry import METHODS
-from .testing import gram_gap
 
 M = TypeVar("M", bound=nn.Module)
 _NEAR = 0.1
@@ -315,3 +315,72 @@ def _kept(chart: OrthogonalMap, weight: Tensor) -> Free:
         stacklevel=4,
     )
     return chart.start()
+
+
+def orthogonality_error(x: Tensor | nn.Module) -> float:
+    r"""Return how far a matrix is from orthonormal columns (rows, if it is wide): $\max|X^H X - I|$.
+
+    Args:
+        x: ``(*, N, M)``. A batch counts by its worst matrix. The kernel of a convolution is flattened from
+            dimension 1, as in :func:`cwy.orthogonal`. A tensor of three or more dimensions may be a batch or a
+            kernel: the smaller of both errors is returned. A module counts by the worst of the weights that
+            :func:`cwy.orthogonal` constrains within it.
+
+    Returns:
+        The largest entry of the difference, computed in float64.
+
+    Example:
+        >>> orthogonality_error(torch.eye(5)[:, :3])
+        0.0
+        >>> model = torch.nn.Sequential(orthogonal(torch.nn.Conv2d(4, 8, 3)), torch.nn.ReLU())
+        >>> orthogonality_error(model) < 1e-5, orthogonality_error(model[0].weight) < 1e-5
+        (True, True)
+    """
+    if isinstance(x, nn.Module):
+        errors = [matrix_error(weight) for weight in _constrained(x)]
+        if not errors:
+            raise ValueError(
+                f"orthogonality_error: {type(x).__name__} has no weight that cwy.orthogonal constrains. "
+                "Constrain one first, or pass a weight."
+            )
+        return max(errors)
+    if not isinstance(x, Tensor) or x.dim() < 2:
+        got = f"shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+        raise ValueError(
+            f"orthogonality_error: x must be a module or a matrix (*, N, M), got {got}."
+        )
+    error = matrix_error(x)
+    if x.dim() > 2 and _may_be_kernel(x, error):
+        return min(error, matrix_error(x.flatten(1)))
+    return error
+
+
+def _may_be_kernel(x: Tensor, error: float) -> bool:
+    """Return whether the flattened tensor can have a smaller error: its unit rows or columns decide at low cost."""
+    flat = double(x.flatten(1))
+    if flat.numel() == 0:
+        return False
+    shorter = -1 if flat.shape[0] <= flat.shape[1] else 0
+    off = (flat.abs().square().sum(shorter) - 1).abs().max().item()
+    return off < error
+
+
+def _constrained(module: nn.Module) -> Iterator[Tensor]:
+    """Yield every weight that a map of this library constrains, as matrices ``(*, rows, columns)``."""
+    for layer in module.modules():
+        for name, maps in _maps(layer):
+            for chart in maps:
+                as_matrix: Callable[[Tensor], Tensor] | None = getattr(chart, "as_matrix", None)
+                if as_matrix is not None:
+                    yield as_matrix(getattr(layer, name).detach())
+                    break
+
+
+def _maps(layer: nn.Module) -> Iterator[tuple[str, Iterable[nn.Module]]]:
+    """Yield the name of each weight of a layer that has maps, with these maps."""
+    if parametrize.is_parametrized(layer):
+        yield from cast(nn.ModuleDict, layer.parametrizations).items()  # pyrefly: ignore
+    kept = layer._modules.get("on_manifold")
+    if isinstance(kept, nn.ModuleDict):
+        for name, chart in kept.items():
+            yield name, [chart]

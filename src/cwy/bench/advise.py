@@ -19,12 +19,12 @@ from torch import Tensor
 
 from .. import init, ops
 from ..ops import dispatch
+from ..ops._linalg import double
 from ..ops.recurrence.functions import Request
 from ..ops.recurrence.nonlinearities import NONLINEARITIES
 from ..parametrizations import HR, OrthogonalMap
 from ..parametrizations.reflections import ReflectionMap
 from ..registry import Method
-from ..testing import double
 from . import Bench, Size
 from .harness.entry import Case, Entry, gaussian
 from .harness.timing import QUICK

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ._triangular import widen
+from ._linalg import widen
 from .exponential import RADIUS, exponential, most_squarings
 from .wy.blocked import doubles, plus_
 

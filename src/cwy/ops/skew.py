@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from ._linalg import widen_if_cheap
 from ._precision import below_autograd, define, matmul_op
-from ._triangular import widen_if_cheap
 from .exponential import LARGEST
 from .frechet import Pair, exponential_and_slope, largest_norm, widened
 

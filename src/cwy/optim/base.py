@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ..api import orthogonality_error
 from ..manifolds.stiefel import RETRACTIONS, check_metric
-from ..ops.wy.inverse import nearest_orthogonal
-from ..testing import double, orthogonality_error
+from ..ops._linalg import double, nearest_orthogonal
 from .batch import ROUNDED, Batch, as_matrix, as_weight, batches, read_largest, readable
 
 

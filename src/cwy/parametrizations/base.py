@@ -8,8 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from ..ops.wy.inverse import check_orthonormal, nearest_orthogonal, polar
-from ..testing import double
+from ..ops._linalg import check_orthonormal, double, nearest_orthogonal, polar
 
 Free = Tensor | tuple[Tensor, ...]
 

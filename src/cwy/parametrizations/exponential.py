@@ -9,10 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from ..ops._linalg import double, nearest_orthogonal
 from ..ops.skew import logarithm, matrix_exp, multiply, polished, rotation
-from ..ops.wy.inverse import nearest_orthogonal
 from ..registry import register
-from ..testing import double
 from .skew import SkewMap
 
 

@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from ..ops._triangular import widen
+from ..ops._linalg import double, widen
 from ..registry import register
-from ..testing import double
 from .base import OrthogonalMap
 
 

@@ -8,9 +8,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from ..ops._linalg import double
 from ..ops.checks import wrong_sign_in
 from ..ops.wy.inverse import vectors_near
-from ..testing import double
 from .base import Free, OrthogonalMap
 
 # A matrix rounded to bfloat16 is nearer than this to an orthogonal one, in the spectral norm.

@@ -8,9 +8,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from ..ops.wy.inverse import nearest_orthogonal
+from ..ops._linalg import double, nearest_orthogonal
 from ..registry import register
-from ..testing import double
 from . import _foreign_steps
 from .base import OrthogonalMap
 

@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from .. import ops
+from ..ops._linalg import double, nearest_orthogonal
 from ..ops.checks import wrong_sign_in
 from ..ops.skew import cayley
-from ..ops.wy.inverse import nearest_orthogonal
 from ..registry import register
-from ..testing import double
 from .skew import SkewMap
 
 # An entry of A beyond this turns its plane by π to 0.004, where the gradient, shrunk by 4/A², is dead.

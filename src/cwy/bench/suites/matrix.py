@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 from ... import init
+from ...api import orthogonality_error
+from ...ops._linalg import double
 from ...registry import Method
-from ...testing import double, orthogonality_error
 from ..harness.entry import Case, Entry, gaussian
 from . import Size, Suite
 from .methods import Usage, listed, serving, takes, weight_dtype

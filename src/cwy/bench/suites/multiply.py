@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ... import ops
+from ...ops._linalg import double
 from ...registry import Method
-from ...testing import double
 from ..harness.entry import Case, Entry, gaussian
 from . import Size, Suite
 from .matrix import householder_orgqr

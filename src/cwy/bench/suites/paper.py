@@ -23,14 +23,15 @@ import torch
 from torch import Tensor
 
 from ... import init, ops
+from ...api import orthogonality_error
 from ...manifolds import stiefel
 from ...ops import dispatch
+from ...ops._linalg import double
 from ...ops.exponential import exponential
 from ...ops.recurrence.functions import Request, factors_are_cheaper
 from ...ops.skew import cayley
 from ...parametrizations import OrthogonalMap
 from ...registry import Method
-from ...testing import double, orthogonality_error
 from ..harness.entry import Case, Entry, gaussian
 from . import Size, Suite, matrix
 from .methods import Usage, counted, listed, multiplies_without_q, serving, weight_dtype

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 
 from ... import init, ops
 from ...ops import dispatch
+from ...ops._linalg import double
 from ...ops._precision import CUDNN_RNN
 from ...ops.recurrence.functions import Request, factors_are_cheaper
 from ...ops.recurrence.nonlinearities import NONLINEARITIES
-from ...testing import double
 from ..harness.entry import Case, Entry, gaussian
 from . import Size, Suite
 

@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from ... import init
+from ...api import orthogonality_error
 from ...manifolds import stiefel
+from ...ops._linalg import double
 from ...optim import StiefelAdam
 from ...parametrizations import METHODS
 from ...parametrizations.rgd import OnManifold
 from ...registry import Method
-from ...testing import double, orthogonality_error
 from ..harness.entry import Case, Entry, gaussian
 from . import Size, Suite, matrix
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from ...api import orthogonality_error
 from ...optim import for_model
 from ...parametrizations import OrthogonalMap
 from ...parametrizations.rgd import on_manifold
-from ...testing import orthogonality_error
 from .config import Config
 from .files import Damaged
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from .._linalg import widen_if_cheap
 from .._precision import in_full_precision
-from .._triangular import widen_if_cheap
 from ..dispatch import why_only_aten
 from ..skew import multiply
 

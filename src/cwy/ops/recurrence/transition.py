@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import conv2d, conv_transpose2d, linear
 
+from .._linalg import widen
 from .._precision import of_convolutions
-from .._triangular import widen
 
 NARROW = (
     32  # numbers a row up to which sums over all rows are added up in float64, which costs little

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from .._linalg import blocked_inverse, times, upper_product, widen_if_cheap
 from .._precision import in_full_precision, product
-from .._triangular import blocked_inverse, times, upper_product, widen_if_cheap
 from .composite import normalise, s_from
 
 # Columns whose cosines stay below this need no float64 in S: measured, its rounding is then lost in that of Q.

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
+from .._linalg import inverse, widen_if_cheap
 from .._precision import in_full_precision, matmul
-from .._triangular import inverse, widen_if_cheap
 
 
 def largest_reciprocal(dtype: torch.dtype) -> float:

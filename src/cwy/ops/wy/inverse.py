@@ -5,34 +5,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ...testing import double, matrix_error
 from .. import dispatch
-from ..checks import check_tensor
-
-
-def check_orthonormal(call: str, q: Tensor) -> None:
-    """Raises unless ``q (*, N, M)`` is finite and has orthonormal columns, as far as its dtype can tell."""
-    if not isinstance(q, Tensor) or (not q.is_nested and q.dim() < 2):
-        got = f"shape {tuple(q.shape)}" if isinstance(q, Tensor) else type(q).__name__
-        raise ValueError(f"{call}: expected a matrix (*, N, M), got {got}.")
-    check_tensor(call, "the matrix", q)
-    if q.is_meta:
-        raise ValueError(
-            f"{call}: a matrix on the meta device has no values. Pass one on a real device."
-        )
-    if q.shape[-2] < q.shape[-1]:
-        raise ValueError(
-            f"{call}: expected N >= M, got N = {q.shape[-2]}, M = {q.shape[-1]}. Pass the transpose."
-        )
-    if not q.isfinite().all():
-        raise ValueError(f"{call}: the matrix has NaN or infinite entries.")
-    error, tolerance = matrix_error(q), torch.finfo(q.dtype).eps ** 0.5
-    # Written so that a NaN is refused.
-    if not error <= tolerance:
-        raise ValueError(
-            f"{call}: the matrix is not orthogonal: max|QᴴQ - I| is {error:.2g}, allowed for {q.dtype} is {tolerance:.2g}. "
-            "Orthogonalise it first, e.g. with torch.linalg.qr."
-        )
+from .._linalg import check_orthonormal, double, matrix_error, nearest_orthogonal
 
 
 def householder_vectors(
@@ -190,28 +164,6 @@ def _beyond_rank(gap: Tensor, rank: int) -> float:
         torch.randn(gap.shape[-1], rank + 1, dtype=gap.dtype, device=gap.device, generator=g)
     ).Q
     return torch.linalg.svdvals(gap @ sketch)[rank].item()
-
-
-def nearest_orthogonal(q: Tensor) -> Tensor:
-    """The orthogonal matrix nearest to ``q (*, N, N)``: its polar factor."""
-    u, _, vh = torch.linalg.svd(q, full_matrices=False)
-    return u @ vh
-
-
-def polar(call: str, x: Tensor) -> tuple[Tensor, float]:
-    r"""Return the matrix with orthonormal columns nearest to ``x (*, N, M)``, in float64, and its distance from x.
-
-    The distance is $\max_i|\sigma_i - 1|$, in the spectral norm. A matrix of rank below M has no nearest one: that raises.
-    """
-    if not x.isfinite().all():
-        raise ValueError(f"{call}: the matrix has NaN or infinite entries.")
-    u, size, vh = torch.linalg.svd(double(x), full_matrices=False)
-    least = x.shape[-2] * torch.finfo(x.dtype).eps
-    if (size[..., -1] <= least * size[..., 0]).any():
-        raise ValueError(
-            f"{call}: the weight has a rank below {x.shape[-1]}, so no orthogonal matrix is the nearest. Use init='random'."
-        )
-    return u @ vh, (size - 1).abs().max().item()
 
 
 def _by_pivots(q: Tensor) -> Tensor:
