@@ -80,6 +80,7 @@ def test_it_runs_where_there_is_no_fcntl_and_no_hangup_as_on_windows(tmp_path):
     code = (
         "import pkgutil, signal, sys\n"
         "from importlib import import_module\n"
+        "import psutil  # which imports resource on Linux, and has a file for Windows\n"
         "sys.modules['fcntl'] = sys.modules['resource'] = None\n"
         "del signal.SIGHUP\n"
         "import cwy\n"
