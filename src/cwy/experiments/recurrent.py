@@ -1,4 +1,4 @@
-"""The network of the sequence tasks: an input map, a recurrence by any method, a linear read-out."""
+"""The network of the sequence tasks: an input map, a recurrence, a linear readout."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ class RecurrentConfig(Config):
     Attributes:
         hidden_size: N.
         reflections: L of the methods by reflections; None is N.
-        init: initial transition, as in :func:`cwy.orthogonal`; None for the baselines, which start as torch starts them.
+        init: initial transition, as in :func:`cwy.orthogonal`; None for the baselines, which
+            start as torch starts them.
         nonlinearity: of :class:`cwy.nn.OrthogonalRNN`; gru and lstm have their own.
         base_every: K of "dtriv", the steps after which its base moves; None is ∞.
     """
@@ -39,7 +40,10 @@ class RecurrentConfig(Config):
 
 
 def start(method: str, init: str, nonlinearity: str = "modrelu") -> dict[str, Any]:
-    """How a method starts in a recipe: the baselines as torch starts them, the unitary methods at random with modReLU."""
+    """Return the settings ``init`` and ``nonlinearity`` of a method in a recipe.
+
+    Baselines start as torch starts them. Unitary methods start at random, with modReLU.
+    """
     if method in BASELINES:
         return {"init": None, "nonlinearity": "tanh"}
     if not METHODS[method].real:
@@ -48,25 +52,27 @@ def start(method: str, init: str, nonlinearity: str = "modrelu") -> dict[str, An
 
 
 def raw_length(method: str) -> str | None:
-    """Return the option ``length`` by which the vectors of a method start as in the paper and in the committed records."""
-    takes_length = "length" in signature(METHODS[method].build).parameters
-    return "raw" if takes_length else None
+    """Return the option ``length`` with which a method starts as in the paper and the records."""
+    if "length" not in signature(METHODS[method].build).parameters:
+        return None
+    return "raw"
 
 
 class Recurrent(nn.Module):
-    r"""$h_t = f(Q h_{t-1} + W x_t)$, $y_t = R h_t + c$.
+    r"""Compute $h_t = f(Q h_{t-1} + W x_t)$ and $y_t = R h_t + c$.
 
-    W is Kaiming normal and has no bias; that of modReLU is uniform in ±0.01. A complex state is read out as its real and
-    imaginary parts.
+    W is Kaiming normal and has no bias. The bias of modReLU is uniform in ±0.01.
+    The readout sees the real and imaginary parts of a complex state.
 
     Args:
         method, config, dtype: of the recurrence.
         inputs, outputs: features of x and y.
-        last: whether y is wanted after the last step alone.
-        symbols: whether x holds numbers of symbols, each of which stands for a unit vector.
+        last: whether to return y only after the last step.
+        symbols: whether x holds indices of symbols, which become unit vectors.
 
     Returns:
-        From ``x (T, B)`` of symbols or ``(T, B, inputs)``: ``y (T, B, outputs)``, or ``(B, outputs)`` for the last.
+        From ``x (T, B)`` of symbols or ``(T, B, inputs)``: ``y (T, B, outputs)``, or
+        ``(B, outputs)`` if only the last.
     """
 
     def __init__(
@@ -82,32 +88,51 @@ class Recurrent(nn.Module):
     ) -> None:
         super().__init__()
         self.last = last
+        features = config.hidden_size
         if method in BASELINES:
             self.core = _baseline(method, config, inputs, dtype)
-            features = config.hidden_size
         else:
-            self.core = OrthogonalRNN(
-                inputs, config.hidden_size, nonlinearity=config.nonlinearity, dtype=dtype, method=method,
-                reflections=config.reflections, init=config.init, output="last" if last else "all",
-                length=raw_length(method),
-            )  # fmt: skip
-            weight = cast(Tensor, self.core.weight_ih_l0)
-            nn.init.kaiming_normal_(weight, nonlinearity="relu")
-            features = config.hidden_size * (2 if weight.is_complex() else 1)
+            self.core = _orthogonal(method, config, inputs, last, dtype)
+            if cast(Tensor, self.core.weight_ih_l0).is_complex():
+                features = 2 * config.hidden_size
         self.readout = nn.Linear(features, outputs, dtype=dtype)
-        self.register_buffer(
-            "units", torch.eye(inputs, dtype=dtype) if symbols else None, persistent=False
-        )
+        units = None
+        if symbols:
+            units = torch.eye(inputs, dtype=dtype)
+        self.register_buffer("units", units, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        # Rows of the identity, so that the input map is a product: the gradient of a lookup, where one symbol is nearly
-        # all of the input, is a sum of one thread on a GPU.
-        states, _ = self.core(x if self.units is None else cast(Tensor, self.units)[x])
+        if self.units is not None:
+            # Rows of the identity make the input map a matrix product. The gradient of a lookup
+            # is slow on a GPU: one thread sums over the most frequent symbol.
+            x = cast(Tensor, self.units)[x]
+        states, _ = self.core(x)
         if self.last and isinstance(self.core, nn.RNNBase):
             states = states[-1]
-        return self.readout(
-            torch.view_as_real(states).flatten(-2) if states.is_complex() else states
-        )
+        if states.is_complex():
+            states = torch.view_as_real(states).flatten(-2)
+        return self.readout(states)
+
+
+def _orthogonal(
+    method: str, config: RecurrentConfig, inputs: int, last: bool, dtype: torch.dtype
+) -> OrthogonalRNN:
+    output = "all"
+    if last:
+        output = "last"
+    core = OrthogonalRNN(
+        inputs,
+        config.hidden_size,
+        nonlinearity=config.nonlinearity,
+        dtype=dtype,
+        method=method,
+        reflections=config.reflections,
+        init=config.init,
+        output=output,
+        length=raw_length(method),
+    )
+    nn.init.kaiming_normal_(cast(Tensor, core.weight_ih_l0), nonlinearity="relu")
+    return core
 
 
 def _baseline(method: str, config: RecurrentConfig, inputs: int, dtype: torch.dtype) -> nn.RNNBase:
@@ -118,7 +143,7 @@ def _baseline(method: str, config: RecurrentConfig, inputs: int, dtype: torch.dt
 
 
 def check_baseline(method: str, config: RecurrentConfig) -> None:
-    """Raises where a setting is not for this network of torch."""
+    """Raise if a setting does not apply to this baseline."""
     for name in ("reflections", "init", "base_every"):
         if getattr(config, name) is not None:
             raise ConfigError(
@@ -131,46 +156,57 @@ def check_baseline(method: str, config: RecurrentConfig) -> None:
 
 
 class RecurrentTask(Task[RecurrentConfig]):
-    """A task for :class:`Recurrent`: any square method, or a baseline."""
+    """Train :class:`Recurrent` by any square method, or a baseline."""
 
     def __init__(self, settings: Settings, device: torch.device) -> None:
         super().__init__(settings, device)
-        if self.config.base_every is not None and settings.method != "dtriv":
+        method = settings.method
+        if self.config.base_every is not None and method != "dtriv":
             raise ConfigError(
-                f"base_every is a setting of dtriv, and the method is {settings.method}. Leave it out."
+                f"base_every is a setting of dtriv, and the method is {method}. Leave it out."
             )
 
     @classmethod
     def methods(cls) -> list[str]:
-        return [*(name for name, method in METHODS.items() if method.kind != "tall"), *BASELINES]
+        square = [name for name, method in METHODS.items() if method.kind != "tall"]
+        return [*square, *BASELINES]
 
     @property
     def unused(self) -> set[str]:
-        method, unused = self.settings.method, super().unused
+        method = self.settings.method
+        unused = super().unused
+        if method != "dtriv":
+            unused.add("base_every")
         if method in BASELINES:
-            return unused | {
-                "reflections",
-                "init",
-                "base_every",
-                *(["nonlinearity"] if method != "rnn" else []),
-            }
-        if "reflections" not in signature(METHODS[method].build).parameters:
+            unused.update(("reflections", "init"))
+            if method != "rnn":
+                unused.add("nonlinearity")
+        elif "reflections" not in signature(METHODS[method].build).parameters:
             unused.add("reflections")
-        return unused if method == "dtriv" else unused | {"base_every"}
+        return unused
 
     @property
     def capturable(self) -> bool:
         return super().capturable and self.config.base_every is None
 
     def network(self, inputs: int, outputs: int, *, last: bool, symbols: bool = False) -> Recurrent:
-        """The network of this run. It is drawn on the CPU, so that its start does not depend on the device."""
+        """Return the network of this run, drawn on the CPU.
+
+        The initial weights therefore do not depend on the device.
+        """
         network = Recurrent(
-            self.settings.method, self.config, inputs, outputs, last=last, symbols=symbols, dtype=self.dtype
-        )  # fmt: skip
+            self.settings.method,
+            self.config,
+            inputs,
+            outputs,
+            last=last,
+            symbols=symbols,
+            dtype=self.dtype,
+        )
         return network.to(self.device)
 
     def after_step(self, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
         if self.config.base_every is not None and step % self.config.base_every == 0:
             for moved in move_bases(model):
-                # What the optimiser remembers was measured from the old base.
+                # The optimizer's state was measured from the old base.
                 optimizer.state.pop(moved, None)
