@@ -1,8 +1,9 @@
-"""Settings of Copying, by name. Those of the paper are never edited: a change is a new name."""
+"""Named settings of Copying. Those of the paper are never edited: a change gets a new name."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ..engine.task import Recipe
 from ..recurrent import RecurrentConfig, start
@@ -14,8 +15,8 @@ class CopyingConfig(RecurrentConfig):
 
     Attributes:
         T: blanks between the symbols and the cue.
-        iterations: steps of training, each on fresh data.
-        evaluation_batches: held-out batches that an evaluation takes.
+        iterations: training steps, each on fresh data.
+        evaluation_batches: held-out batches per evaluation.
     """
 
     T: int = 1000
@@ -23,23 +24,35 @@ class CopyingConfig(RecurrentConfig):
     evaluation_batches: int = 4
 
 
+def _start(method: str) -> dict[str, Any]:
+    """Return Henaff's initial angles, or Helfrich's for scornn."""
+    if method == "scornn":
+        return start(method, "helfrich")
+    return start(method, "henaff")
+
+
 def paper(method: str, T: int) -> CopyingConfig:
-    """N = 190, batch 128, 4000 iterations; Henaff's initial angles, Helfrich's for scornn."""
-    begin = start(method, "helfrich" if method == "scornn" else "henaff")
-    return CopyingConfig(T=T, lr=2e-4, orthogonal_lr=2e-5, evaluate_every=500, **begin)
+    """Return the paper's settings: N = 190, batch 128, 4000 iterations."""
+    return CopyingConfig(T=T, lr=2e-4, orthogonal_lr=2e-5, evaluate_every=500, **_start(method))
 
 
 def small(method: str) -> CopyingConfig:
-    """Learnt on a CPU within half a minute."""
-    begin = start(method, "helfrich" if method == "scornn" else "henaff")
+    """Return settings that a CPU learns within half a minute."""
     return CopyingConfig(
-        T=100, hidden_size=96, batch_size=64, iterations=800, lr=1e-3, orthogonal_lr=1e-4, evaluate_every=200, save_every=200,
-        **begin,
-    )  # fmt: skip
+        T=100,
+        hidden_size=96,
+        batch_size=64,
+        iterations=800,
+        lr=1e-3,
+        orthogonal_lr=1e-4,
+        evaluate_every=200,
+        save_every=200,
+        **_start(method),
+    )
 
 
 def demo(method: str) -> CopyingConfig:
-    """A quarter of a minute on a CPU, with as many units as the paper: what `cwy demo` shows."""
+    """Return the settings of `cwy demo`: the paper's N, a quarter of a minute on a CPU."""
     return replace(small(method), T=50, hidden_size=190, iterations=200, evaluate_every=None)
 
 

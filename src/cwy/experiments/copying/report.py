@@ -1,4 +1,4 @@
-"""How Copying is reported: the loss against that of a model without memory, and when it falls under 1e-2 and 1e-3."""
+"""Report Copying: the loss against a model without memory, and when it falls below a level."""
 
 from __future__ import annotations
 
@@ -20,48 +20,60 @@ PAPER = {
 
 
 def baseline(config: Config) -> float:
-    """The loss of a model that knows everything but the ten symbols."""
+    """Return the loss of a model that knows everything but the ten symbols."""
     return 10 * math.log(8) / (config["T"] + 20)
 
 
 def _gain(run: Run) -> float | None:
+    """Return how many times the test loss is below the baseline."""
     loss = run.last("test", "loss")
-    return None if loss is None else baseline(run.config) / loss if loss else math.inf
+    if loss is None:
+        return None
+    if loss == 0:
+        return math.inf
+    return baseline(run.config) / loss
+
+
+def _gain_text(gain: float) -> str:
+    if gain >= 10:
+        return f"{gain:,.0f}"
+    return f"{gain:.2f}"
 
 
 def finding(series: Sequence[Series]) -> str:
-    """Who learns the task, who beats the baseline, and who does not, each by its worst seed."""
+    """Name who learns the task, who beats the baseline and who does not, by the worst seed."""
     gains = {one.label: min(_gain(run) or 0 for run in one.runs) for one in series}
     learn = [one for one in series if gains[one.label] > 10]
     better = [one for one in series if 1.02 < gains[one.label] <= 10]
     rest = [one for one in series if gains[one.label] <= 1.02]
-    told = [f"{say(learn, series, 'learns', 'learn')} to recall the symbols"] if learn else []
+    clauses = []
+    if learn:
+        clauses.append(f"{say(learn, series, 'learns', 'learn')} to recall the symbols")
     if better:
-        told.append(f"{say(better, series, 'gets', 'get')} under the no-memory baseline")
+        clauses.append(f"{say(better, series, 'gets', 'get')} under the no-memory baseline")
     if rest:
-        told.append(
-            say(rest, series, "does not", "do not")
-            + ("" if better else " beat the no-memory baseline")
-        )
-    return "; ".join(told)
+        clause = say(rest, series, "does not", "do not")
+        if not better:
+            clause += " beat the no-memory baseline"
+        clauses.append(clause)
+    return "; ".join(clauses)
 
 
 def _published(config: Config) -> str | None:
-    whole = config.get("reflections") in (None, config["hidden_size"])
-    return (
-        PAPER.get(config["method"])
-        if config["T"] in (1000, 2000) and config["hidden_size"] == 190 and whole
-        else None
-    )
+    full_rank = config.get("reflections") in (None, config["hidden_size"])
+    if config["T"] in (1000, 2000) and config["hidden_size"] == 190 and full_rank:
+        return PAPER.get(config["method"])
+    return None
 
 
 DESCRIPTIONS = {
     "copying": Description(
         title="Copying",
         panels={"T": "T"},
-        about="Ten symbols are shown, then T blanks, then a cue to write the symbols down. A model that remembers nothing can "
-        "do no better than the baseline, 10 ln 8/(T + 20). The paper: CWY goes to zero, faster than exprnn and dtriv; scornn "
-        "does not get there; the LSTM never beats the baseline.",
+        about="Ten symbols are shown, then T blanks, then a cue to write the symbols down. "
+        "A model that remembers nothing can do no better than the baseline, 10 ln 8/(T + 20). "
+        "The paper: CWY goes to zero, faster than exprnn and dtriv; scornn does not get there; "
+        "the LSTM never beats the baseline.",
         curves=(
             Curve(
                 "loss",
@@ -73,11 +85,7 @@ DESCRIPTIONS = {
         ),
         columns=(
             Column("held-out loss", lambda run: run.last("test", "loss"), number),
-            Column(
-                "times under the baseline",
-                _gain,
-                lambda value: f"{value:,.0f}" if value >= 10 else f"{value:.2f}",
-            ),
+            Column("times under the baseline", _gain, _gain_text),
             Column(
                 "symbols recalled",
                 lambda run: run.last("test", "accuracy"),

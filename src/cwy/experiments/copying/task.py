@@ -1,4 +1,4 @@
-"""Copying: ten symbols are shown, and must be said again T steps later."""
+"""Copying: show ten symbols, ask for them T steps later."""
 
 from __future__ import annotations
 
@@ -12,15 +12,20 @@ from ..engine.task import Batch
 from ..recurrent import Recurrent, RecurrentTask
 from .recipes import RECIPES, CopyingConfig
 
-SYMBOLS, LENGTH = 8, 10
-BLANK, CUE = 0, 9
+SYMBOLS = 8
+LENGTH = 10
+BLANK = 0
+CUE = 9
 
 
 class Copying(RecurrentTask):
-    """Input: ten symbols from 1 to 8, T blanks, a cue, nine blanks. Answer: T + 10 blanks, then the ten symbols.
+    """Recall ten symbols from 1 to 8 after T blanks and a cue.
 
-    The loss is the cross-entropy over all T + 20 positions, the accuracy the part of the ten symbols that is recalled.
-    Without memory no answer has a loss below 10 ln 8/(T + 20).
+    The input is the ten symbols, T blanks, a cue and nine blanks. The target is T + 10 blanks,
+    then the ten symbols. The loss is the cross-entropy over all T + 20 positions. The accuracy is
+    the fraction of the ten symbols that is recalled.
+
+    A model without memory has a loss of at least 10 ln 8/(T + 20).
     """
 
     name = "copying"
@@ -46,23 +51,21 @@ class Copying(RecurrentTask):
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         symbols = batch[0].mT
         x = symbols.new_full((self.config.T + 2 * LENGTH, symbols.shape[1]), BLANK)
+        x[:LENGTH] = symbols
+        x[self.config.T + LENGTH] = CUE
         y = torch.full_like(x, BLANK)
-        x[:LENGTH], x[self.config.T + LENGTH], y[-LENGTH:] = symbols, CUE, symbols
+        y[-LENGTH:] = symbols
         logits = model(x)
         recalled = (logits[-LENGTH:].argmax(-1) == symbols).to(self.dtype).mean()
         return cross_entropy(logits.flatten(0, 1), y.flatten()), {"accuracy": recalled}
 
     def evaluate(self, model: nn.Module) -> dict[str, dict[str, float]]:
-        return {
-            "test": self.mean(
-                model, (self._draw("test", i) for i in range(self.config.evaluation_batches))
-            )
-        }
+        batches = (self._draw("test", i) for i in range(self.config.evaluation_batches))
+        return {"test": self.mean(model, batches)}
 
     def _draw(self, split: str, index: int) -> Batch:
+        """Draw the symbols ``(B, 10)`` of a batch."""
         shape = (self.config.batch_size, LENGTH)
-        return (
-            torch.randint(
-                1, SYMBOLS + 1, shape, generator=self.generator(split, index), device=self.device
-            ),
-        )
+        generator = self.generator(split, index)
+        symbols = torch.randint(1, SYMBOLS + 1, shape, generator=generator, device=self.device)
+        return (symbols,)
