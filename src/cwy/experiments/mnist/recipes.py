@@ -1,4 +1,7 @@
-"""Settings of pixel-by-pixel MNIST, by name. Those of the paper are never edited: a change is a new name."""
+"""Named settings of pixel-by-pixel MNIST.
+
+Those of the paper are never edited: a change gets a new name.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,9 @@ class PixelsConfig(RecurrentConfig):
     """Settings of pixel-by-pixel MNIST.
 
     Attributes:
-        epochs: times that the training images are seen.
+        epochs: passes over the training images.
         pool: side of the squares of pixels that are averaged; 1 leaves the images as they are.
-        test_batch_size: images at once in an evaluation.
+        test_batch_size: images per batch of an evaluation.
     """
 
     epochs: int = 70
@@ -24,23 +27,35 @@ class PixelsConfig(RecurrentConfig):
 
 
 def paper(method: str, hidden_size: int) -> PixelsConfig:
-    """Batch 128, 70 epochs; exp of Helfrich's skew matrix to start from, its Cayley transform for scornn."""
-    begin = start(method, "helfrich" if method == "scornn" else "helfrich-exp")
+    """Return the paper's settings: batch 128, 70 epochs.
+
+    The transition starts at exp of Helfrich's skew matrix, or its Cayley transform for scornn.
+    """
+    init = "helfrich-exp"
+    if method == "scornn":
+        init = "helfrich"
     return PixelsConfig(
         hidden_size=hidden_size,
         lr=7e-4,
         orthogonal_lr=7e-5,
         log_every=67,
         save_every=469 * 5,
-        **begin,
+        **start(method, init),
     )
 
 
 def small(method: str) -> PixelsConfig:
-    """Images of 7 x 7, for a CPU: a minute."""
+    """Return settings for images of 7 x 7: a minute on a CPU."""
     return PixelsConfig(
-        hidden_size=64, epochs=3, pool=4, lr=2e-3, orthogonal_lr=2e-4, log_every=67, save_every=469, **start(method, "helfrich")
-    )  # fmt: skip
+        hidden_size=64,
+        epochs=3,
+        pool=4,
+        lr=2e-3,
+        orthogonal_lr=2e-4,
+        log_every=67,
+        save_every=469,
+        **start(method, "helfrich"),
+    )
 
 
 RECIPES: dict[str, Recipe] = {

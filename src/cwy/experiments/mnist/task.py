@@ -1,4 +1,4 @@
-"""MNIST as a sequence of pixels: what digit was it?"""
+"""MNIST as a sequence of pixels: classify the digit."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from ..engine.task import Batch, Settings
 from ..recurrent import Recurrent, RecurrentTask
 from .recipes import RECIPES, PixelsConfig
 
-SIDE, CLASSES = 28, 10
-PERMUTATION = 92916
+SIDE = 28
+CLASSES = 10
+PERMUTATION_SEED = 92916
 
 
 class Pixels(RecurrentTask):
-    """784 pixels, one at a time, row by row; the class is read from the last state.
+    """Read 784 pixels one at a time, row by row, and classify the digit from the last state.
 
-    The images lie on the device as bytes. Every epoch sees each training image once, in an order drawn by the seed; its last
-    batch is smaller than the others.
+    The images lie on the device as bytes. Every epoch sees each training image once, in an order
+    drawn by the seed. The last batch of an epoch is smaller than the others.
     """
 
     name = "mnist"
@@ -37,13 +38,12 @@ class Pixels(RecurrentTask):
         if SIDE % self.config.pool:
             raise ConfigError(f"pool must divide {SIDE}, got {self.config.pool}.")
         images = mnist.load()
-        self.images, self.test_images = (
-            self._sequences(part) for part in (images.train_images, images.test_images)
-        )
-        self.labels, self.test_labels = (
-            part.to(device) for part in (images.train_labels, images.test_labels)
-        )
-        self._order = -1, self.labels
+        self.images = self._sequences(images.train_images)
+        self.labels = images.train_labels.to(device)
+        self.test_images = self._sequences(images.test_images)
+        self.test_labels = images.test_labels.to(device)
+        self._shuffled_epoch = -1
+        self._order = torch.empty(0, dtype=torch.long, device=device)
 
     @property
     def epoch(self) -> int:
@@ -58,14 +58,12 @@ class Pixels(RecurrentTask):
 
     def batch(self, step: int) -> Batch:
         epoch, index = divmod(step, self.epoch)
-        if self._order[0] != epoch:
-            count = len(self.labels)
-            self._order = (
-                epoch,
-                torch.randperm(count, generator=self.generator("epoch", epoch), device=self.device),
-            )
+        if self._shuffled_epoch != epoch:
+            generator = self.generator("epoch", epoch)
+            self._order = torch.randperm(len(self.labels), generator=generator, device=self.device)
+            self._shuffled_epoch = epoch
         size = self.config.batch_size
-        rows = self._order[1][index * size : (index + 1) * size]
+        rows = self._order[index * size : (index + 1) * size]
         return self.images[rows], self.labels[rows]
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
@@ -80,7 +78,7 @@ class Pixels(RecurrentTask):
         return {"test": self.mean(model, batches)}
 
     def _sequences(self, images: Tensor) -> Tensor:
-        """Rows of pixels, pooled, on the device, in the order in which they are shown."""
+        """Return rows of pixels ``(B, T)`` on the device, pooled, in the order of the task."""
         images = images.to(self.device)
         if self.config.pool > 1:
             squares = images.view(-1, 1, SIDE, SIDE).float()
@@ -89,7 +87,7 @@ class Pixels(RecurrentTask):
 
 
 class PermutedPixels(Pixels):
-    """The same pixels in an order that is fixed and has no meaning."""
+    """Read the same pixels in one fixed random order."""
 
     name = "pmnist"
 
@@ -97,5 +95,5 @@ class PermutedPixels(Pixels):
         import numpy as np
 
         images = super()._sequences(images)
-        order = np.random.RandomState(PERMUTATION).permutation(images.shape[1])
+        order = np.random.RandomState(PERMUTATION_SEED).permutation(images.shape[1])
         return images[:, torch.from_numpy(order).to(self.device)]
