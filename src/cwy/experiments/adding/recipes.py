@@ -1,4 +1,4 @@
-"""Settings of the adding problem, by name."""
+"""Named settings of the adding problem."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class AddingConfig(RecurrentConfig):
 
     Attributes:
         T: length of the sequences.
-        iterations: steps of training, each on fresh data.
-        evaluation_batches: held-out batches that an evaluation takes.
+        iterations: training steps, each on fresh data.
+        evaluation_batches: held-out batches per evaluation.
     """
 
     T: int = 200
@@ -30,19 +30,32 @@ class AddingConfig(RecurrentConfig):
 
 
 def standard(method: str, T: int) -> AddingConfig:
-    """N = 170, batch 128, Adam, relu, Helfrich's initial angles."""
+    """Return N = 170, batch 128, Adam, ReLU and Helfrich's initial angles."""
     return AddingConfig(
-        T=T, hidden_size=170, iterations=10_000, optimizer="adam", lr=2e-3, orthogonal_lr=2e-4, evaluate_every=500,
+        T=T,
+        hidden_size=170,
+        iterations=10_000,
+        optimizer="adam",
+        lr=2e-3,
+        orthogonal_lr=2e-4,
+        evaluate_every=500,
         **start(method, "helfrich", "relu"),
-    )  # fmt: skip
+    )
 
 
 def small(method: str) -> AddingConfig:
-    """Learnt on a CPU within half a minute."""
+    """Return settings that a CPU learns within half a minute."""
     return AddingConfig(
-        T=40, hidden_size=48, batch_size=64, iterations=2000, optimizer="adam", lr=5e-3, orthogonal_lr=5e-4, evaluate_every=500,
+        T=40,
+        hidden_size=48,
+        batch_size=64,
+        iterations=2000,
+        optimizer="adam",
+        lr=5e-3,
+        orthogonal_lr=5e-4,
+        evaluate_every=500,
         **start(method, "helfrich", "relu"),
-    )  # fmt: skip
+    )
 
 
 RECIPES: dict[str, Recipe] = {

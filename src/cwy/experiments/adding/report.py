@@ -1,4 +1,4 @@
-"""How the adding problem is reported: the squared error against that of always answering 1."""
+"""Report the adding problem: the squared error against that of the constant answer 1."""
 
 from __future__ import annotations
 
@@ -12,24 +12,29 @@ BASELINE = 1 / 6
 
 
 def _finding(series: Sequence[Series]) -> str:
-    learn = [
-        one
-        for one in series
-        if max(run.last("train", "loss") or 1 for run in one.runs) < BASELINE / 10
-    ]
+    learn = [one for one in series if _worst_loss(one) < BASELINE / 10]
     rest = [one for one in series if one not in learn]
-    told = [f"{say(learn, series, 'learns', 'learn')} to add"] if learn else []
+    clauses = []
+    if learn:
+        clauses.append(f"{say(learn, series, 'learns', 'learn')} to add")
     if rest:
-        told.append(say(rest, series, "does not", "do not") + ("" if learn else " learn to add"))
-    return ", ".join(told)
+        clause = say(rest, series, "does not", "do not")
+        if not learn:
+            clause += " learn to add"
+        clauses.append(clause)
+    return ", ".join(clauses)
+
+
+def _worst_loss(one: Series) -> float:
+    return max(run.last("train", "loss") or 1 for run in one.runs)
 
 
 DESCRIPTIONS = {
     "adding": Description(
         title="Adding",
         panels={"T": "T"},
-        about="Of T numbers, uniform in [0, 1], two are marked; the answer is their sum. Always to answer 1 has a mean squared "
-        "error of 1/6. Not in the paper.",
+        about="Of T numbers, uniform in [0, 1], two are marked; the answer is their sum. "
+        "Always to answer 1 has a mean squared error of 1/6. Not in the paper.",
         curves=(
             Curve(
                 "loss",

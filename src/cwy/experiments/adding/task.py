@@ -12,14 +12,15 @@ from ..engine.task import Batch
 from ..recurrent import Recurrent, RecurrentTask
 from .recipes import RECIPES, AddingConfig
 
-# As near as an answer must be to count as right.
-NEAR = 0.04
+TOLERANCE = 0.04
+"""The largest error of an answer that counts as right."""
 
 
 class Adding(RecurrentTask):
-    """Input: T numbers uniform in [0, 1], two of them marked, one in each half. Answer: the sum of the two.
+    """Add the two marked numbers among T, one marked in each half.
 
-    The loss is the mean squared error; always to answer 1 has 1/6. The accuracy is the part of the answers within 0.04.
+    The numbers are uniform in [0, 1]. The loss is the mean squared error. The constant answer 1 has
+    a loss of 1/6. The accuracy is the fraction of answers within 0.04 of the sum.
     """
 
     name = "adding"
@@ -42,25 +43,22 @@ class Adding(RecurrentTask):
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         numbers, marked = batch
         marks = one_hot(marked, self.config.T).sum(1).to(numbers.dtype)
-        answer = model(torch.stack([numbers, marks], -1).transpose(0, 1)).squeeze(-1).to(self.dtype)
-        wanted = numbers.gather(1, marked).sum(1)
-        near = ((answer - wanted).abs() <= NEAR).to(self.dtype).mean()
-        return mse_loss(answer, wanted), {"accuracy": near}
+        x = torch.stack([numbers, marks], -1).transpose(0, 1)
+        answer = model(x).squeeze(-1).to(self.dtype)
+        target = numbers.gather(1, marked).sum(1)
+        right = ((answer - target).abs() <= TOLERANCE).to(self.dtype).mean()
+        return mse_loss(answer, target), {"accuracy": right}
 
     def evaluate(self, model: nn.Module) -> dict[str, dict[str, float]]:
-        return {
-            "test": self.mean(
-                model, (self._draw("test", i) for i in range(self.config.evaluation_batches))
-            )
-        }
+        batches = (self._draw("test", i) for i in range(self.config.evaluation_batches))
+        return {"test": self.mean(model, batches)}
 
     def _draw(self, split: str, index: int) -> Batch:
-        """Numbers ``(B, T)`` and the places of the two marks ``(B, 2)``."""
-        size, steps, half = self.config.batch_size, self.config.T, self.config.T // 2
+        """Draw the numbers ``(B, T)`` and the places of the two marks ``(B, 2)``."""
+        size = self.config.batch_size
+        steps = self.config.T
         draw = {"generator": self.generator(split, index), "device": self.device}
         numbers = torch.rand(size, steps, dtype=self.dtype, **draw)
-        places = (
-            torch.randint(0, half, (size,), **draw),
-            torch.randint(half, steps, (size,), **draw),
-        )
-        return numbers, torch.stack(places, 1)
+        first = torch.randint(0, steps // 2, (size,), **draw)
+        second = torch.randint(steps // 2, steps, (size,), **draw)
+        return numbers, torch.stack([first, second], 1)
