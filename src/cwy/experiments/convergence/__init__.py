@@ -1,4 +1,4 @@
-"""Theorem 4, observed: stochastic gradient descent through CWY and T-CWY comes arbitrarily near to a stationary point."""
+"""Theorem 4, observed: SGD through CWY and T-CWY approaches a stationary point."""
 
 from .task import Convergence
 

@@ -1,4 +1,4 @@
-"""Settings of the convergence task, by name."""
+"""Named settings of the convergence task."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from ..engine.task import Recipe
 
 @dataclass(frozen=True)
 class ConvergenceConfig(Config):
-    """Settings of the convergence task; the rates are 1, so that step k has the theorem's $k^{-0.5}$.
+    """Settings of the convergence task.
+
+    The learning rates are 1, so that step k has the theorem's $k^{-0.5}$.
 
     Attributes:
         N, M: the matrices are N x M; M = N for cwy.
         terms: of the objective's sum.
-        batch_size: terms that a step sees.
-        replicas: descents from one start with noise of their own, over which the expectation is taken.
+        batch_size: terms per step.
+        replicas: descents from one start with independent noise; expectations are means over them.
         iterations: K.
     """
 
@@ -35,9 +37,11 @@ class ConvergenceConfig(Config):
 
 
 def standard(method: str, iterations: int) -> ConvergenceConfig:
-    """O(16) for cwy, St(24, 8) for tcwy."""
-    N, M = (24, 8) if method == "tcwy" else (16, 16)
-    return ConvergenceConfig(N=N, M=M, iterations=iterations, evaluate_every=iterations // 100)
+    """Return O(16) for cwy, St(24, 8) for tcwy."""
+    every = iterations // 100
+    if method == "tcwy":
+        return ConvergenceConfig(N=24, M=8, iterations=iterations, evaluate_every=every)
+    return ConvergenceConfig(N=16, M=16, iterations=iterations, evaluate_every=every)
 
 
 RECIPES: dict[str, Recipe] = {

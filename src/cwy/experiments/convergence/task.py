@@ -1,4 +1,4 @@
-"""Convergence of stochastic gradient descent on O(N) and St(N, M)."""
+"""Stochastic gradient descent on O(N) and St(N, M)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,16 @@ from .recipes import RECIPES, ConvergenceConfig
 
 
 class Descent(nn.Module):
-    """Matrices ``weight (R, N, M)`` by their vectors, which start alike; and what has been seen of them so far."""
+    """Hold R matrices by their reflection vectors, and statistics of the descent so far.
+
+    Every matrix of ``weight (R, N, M)`` starts at the same vectors.
+
+    Attributes:
+        gradient: mean squared norm of the gradient before the last step.
+        minimum: the smallest ``gradient`` of all steps.
+        norms: ``(R, M)``, lengths of the vectors.
+        growth: smallest relative growth of a vector in a step.
+    """
 
     gradient: Tensor
     minimum: Tensor
@@ -24,10 +33,7 @@ class Descent(nn.Module):
 
     def __init__(self, method: str, replicas: int, start: Tensor) -> None:
         super().__init__()
-        size = start.shape[-2:]
-        self.weight = nn.Parameter(
-            torch.empty(replicas, *size, dtype=start.dtype, device=start.device)
-        )
+        self.weight = nn.Parameter(start.new_empty(replicas, *start.shape[-2:]))
         orthogonal(self, method=method, init="random", length="raw")
         with torch.no_grad():
             self.vectors.copy_(start)
@@ -37,7 +43,7 @@ class Descent(nn.Module):
 
     @property
     def vectors(self) -> Tensor:
-        """The reflection vectors as columns, ``(R, N, M)``."""
+        """Return the reflection vectors as columns, ``(R, N, M)``."""
         return cast(nn.ModuleDict, self.parametrizations)["weight"].original  # pyrefly: ignore
 
     def forward(self) -> Tensor:
@@ -45,14 +51,18 @@ class Descent(nn.Module):
 
 
 class Convergence(Task[ConvergenceConfig]):
-    r"""Descend a random objective over O(N) or St(N, M), by steps of k^-0.5 along minibatch gradients.
+    r"""Descend a random objective over O(N) or St(N, M) in steps of k^-0.5 by minibatch gradients.
 
-    It is $f(X) = \frac1n \sum_i \log\cosh(w_i^\top X a_i - y_i)$.
+    The objective is $f(X) = \frac1n \sum_i \log\cosh(w_i^\top X a_i - y_i)$, with terms drawn by
+    the seed. It satisfies the theorem's assumptions: f has Lipschitz gradients, a minibatch's
+    gradient is unbiased with bounded variance, and the first vectors are fixed and not zero.
 
-    The terms are drawn by the seed. As the theorem asks, f has Lipschitz gradients, a minibatch's gradient has the right
-    mean and bounded variance, and the first vectors are fixed and not zero. Logged are, over all replicas, the mean of
-    $\sum_l \lVert\nabla_{v_l} f\rVert^2$ before the last step (``gradient``), its minimum over all steps (``minimum``), the
-    shortest vector (``norm``), and the smallest relative growth of a vector in any step (``growth``).
+    The log has, over all replicas:
+
+    - ``gradient``: the mean of $\sum_l \lVert\nabla_{v_l} f\rVert^2$ before the last step,
+    - ``minimum``: its minimum over all steps,
+    - ``norm``: the length of the shortest vector,
+    - ``growth``: the smallest relative growth of a vector in any step.
     """
 
     name = "convergence"
@@ -65,7 +75,10 @@ class Convergence(Task[ConvergenceConfig]):
     def __init__(self, settings: Settings, device: torch.device) -> None:
         super().__init__(settings, device)
         N, M = self.config.N, self.config.M
-        if (N == M) != (settings.method == "cwy") or N < M:
+        suits = N > M
+        if settings.method == "cwy":
+            suits = N == M
+        if not suits:
             raise ConfigError(
                 f"N x M = {N} x {M} does not suit {settings.method}: cwy needs N = M, tcwy N > M."
             )
@@ -83,14 +96,17 @@ class Convergence(Task[ConvergenceConfig]):
         return self.config.iterations
 
     def model(self) -> Descent:
-        size = self.config.N, self.config.M
         start = torch.randn(
-            size, generator=self.generator("start"), dtype=self.dtype, device=self.device
+            self.config.N,
+            self.config.M,
+            generator=self.generator("start"),
+            dtype=self.dtype,
+            device=self.device,
         )
         return Descent(self.settings.method, self.config.replicas, start / start.norm(dim=0))
 
     def objective(self, x: Tensor, chosen: Tensor | None = None) -> Tensor:
-        """f of every replica ``(R,)``, or of the terms chosen for each ``(R, b)``."""
+        """Return f of every replica ``(R,)``, or its mean over the chosen terms ``(R, b)``."""
         if chosen is None:
             z = torch.einsum("nN,rNM,nM->rn", self.w, x, self.a) - self.y
         else:
@@ -98,12 +114,13 @@ class Convergence(Task[ConvergenceConfig]):
         return (nn.functional.softplus(2 * z) - z - math.log(2)).mean(1)
 
     def batch(self, step: int) -> Batch:
-        size = self.config.replicas, self.config.batch_size
-        return (
-            torch.randint(
-                self.config.terms, size, generator=self.generator("terms", step), device=self.device
-            ),
+        chosen = torch.randint(
+            self.config.terms,
+            (self.config.replicas, self.config.batch_size),
+            generator=self.generator("terms", step),
+            device=self.device,
         )
+        return (chosen,)
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         if len(batch[0]) != self.config.replicas:
@@ -111,7 +128,7 @@ class Convergence(Task[ConvergenceConfig]):
         return self.objective(model(), batch[0]).mean(), {}
 
     def rate(self, step: int) -> float:
-        # The loss is a mean over replicas, whose gradients are a part each: together they take the theorem's step.
+        # The loss is a mean over replicas. The factor undoes it, so that each takes a whole step.
         return self.config.replicas / math.sqrt(step + 1)
 
     def watch(self, model: nn.Module) -> dict[str, Tensor]:
@@ -130,10 +147,12 @@ class Convergence(Task[ConvergenceConfig]):
 
     def evaluate(self, model: nn.Module) -> dict[str, dict[str, float]]:
         model = cast(Descent, model)
-        seen = {
+        metrics = {
             "loss": self.objective(model.weight).mean(),
             "gradient": model.gradient,
             "minimum": model.minimum,
+            "norm": model.norms.min(),
+            "growth": model.growth,
         }
-        seen |= {"norm": model.norms.min(), "growth": model.growth}
-        return {"test": dict(zip(seen, torch.stack(list(seen.values())).tolist(), strict=True))}
+        values = torch.stack(list(metrics.values())).tolist()
+        return {"test": dict(zip(metrics, values, strict=True))}
