@@ -1,4 +1,4 @@
-"""The demonstration: the Copying task, small enough for a minute on a CPU. CWY, a rival and an LSTM, side by side."""
+"""The demonstration: train CWY, a rival and an LSTM on Copying, in a minute on a CPU."""
 
 from __future__ import annotations
 
@@ -34,26 +34,30 @@ RECIPE = "copying/demo"
 
 
 def prepare(methods: Sequence[str], iterations: int | None, seed: int) -> list[Settings]:
-    """The settings of each run; a mistake raises."""
-    changes = () if iterations is None else (f"iterations={iterations}",)
+    """Return the settings of each run. Raise for an unknown method."""
+    changes: tuple[str, ...] = ()
+    if iterations is not None:
+        changes = (f"iterations={iterations}",)
     return [settings(RECIPE, name, seed, changes) for name in methods]
 
 
 def introduction(runs: Sequence[Settings]) -> str:
-    """What is about to be done, with the settings, which are the same for all."""
-    c = cast(CopyingConfig, runs[0].config)
+    """Describe the task and the settings, which all runs share."""
+    config = cast(CopyingConfig, runs[0].config)
     return (
-        f"A network is shown {LENGTH} symbols, each one of {SYMBOLS}, then {c.T} blanks; at a cue it must write the symbols "
-        f"down. One that remembers nothing gets {1 / SYMBOLS:.1%} of them right. Each network has {c.hidden_size} units and is "
-        f"trained on {c.iterations} batches of {c.batch_size}, the same for all, by {c.optimizer} at rate {c.lr:g}, orthogonal "
-        f"weights at {c.orthogonal_lr:g}."
+        f"A network is shown {LENGTH} symbols, each one of {SYMBOLS}, then {config.T} blanks; "
+        "at a cue it must write the symbols down. "
+        f"One that remembers nothing gets {1 / SYMBOLS:.1%} of them right. "
+        f"Each network has {config.hidden_size} units and is trained on {config.iterations} "
+        f"batches of {config.batch_size}, the same for all, by {config.optimizer} at rate "
+        f"{config.lr:g}, orthogonal weights at {config.orthogonal_lr:g}."
     )
 
 
 def race(runs: Sequence[Settings], console: Console, stop: Stop | None = None) -> list[Run]:
-    """Trains the networks one after another with live progress; what was logged of each. Nothing is left on the disk.
+    """Train the networks one after another with live progress, and return their logs.
 
-    A signal raises :class:`~.engine.signals.Stopped`.
+    The run folders are temporary. A signal raises :class:`~.engine.signals.Stopped`.
     """
     bars = Progress(
         TextColumn("{task.description:8}"),
@@ -71,14 +75,13 @@ def race(runs: Sequence[Settings], console: Console, stop: Stop | None = None) -
 
 
 class _Lane(Display):
-    """A run's bar among the others'."""
+    """Show a run's progress as one bar among the others."""
 
     def __init__(self, bars: Progress, one: Settings) -> None:
         super().__init__(None)
-        self.bars, self.bar = (
-            bars,
-            bars.add_task(one.method, total=cast(CopyingConfig, one.config).iterations, shown=""),
-        )
+        steps = cast(CopyingConfig, one.config).iterations
+        self.bars = bars
+        self.bar = bars.add_task(one.method, total=steps, shown="")
 
     def show(self, step: int, split: str, metrics: dict[str, float]) -> None:
         shown = f"loss {metrics['loss']:.3f}, recalls {metrics['accuracy']:.0%}"
@@ -86,37 +89,55 @@ class _Lane(Display):
 
 
 def table(runs: Sequence[Run]) -> Table:
-    """The results on data that no network has seen, a row a network; last, what needs no memory."""
+    """Tabulate the results on held-out data, one row per network, then a model without memory."""
     view = Table(box=SIMPLE_HEAD)
     view.add_column("network", no_wrap=True)
     view.add_column("its transition")
     for heading in ("parameters", "symbols\nrecalled", "loss", "training\ntime"):
         view.add_column(heading, justify="right", no_wrap=True)
     for run in runs:
-        loss, recalled = run.last("test", "loss"), run.last("test", "accuracy")
-        size = f"{run.record['parameters']:,}" if run.record else ""
-        cells = size, f"{recalled:.1%}", f"{loss:.4f}", duration(run.seconds)
-        view.add_row(run.method, _kind(run.method), *cells, end_section=run is runs[-1])
+        view.add_row(
+            run.method,
+            _kind(run.method),
+            _size(run),
+            f"{run.last('test', 'accuracy'):.1%}",
+            f"{run.last('test', 'loss'):.4f}",
+            duration(run.seconds),
+            end_section=run is runs[-1],
+        )
     view.add_row("no memory", "", "", f"{1 / SYMBOLS:.1%}", f"{baseline(runs[0].config):.4f}", "")
     return view
 
 
 def _kind(method: str) -> str:
+    if method == "rnn":
+        return "free"
     if method in BASELINES:
-        return "free" if method == "rnn" else "free, with gates"
-    return "orthogonal" if METHODS[method].real else "unitary"
+        return "free, with gates"
+    if METHODS[method].real:
+        return "orthogonal"
+    return "unitary"
+
+
+def _size(run: Run) -> str:
+    if not run.record:
+        return ""
+    return f"{run.record['parameters']:,}"
 
 
 def picture(runs: Sequence[Run], out: Path) -> tuple[str, list[Path]]:
-    """Writes the report into a folder; one sentence on what was seen, and the files."""
+    """Write the report into a folder. Return its finding in one sentence, and the files."""
     panel = arrange(runs)[0]
     return f"{panel.title}, after {runs[0].steps} iterations: {panel.finding}.", write(runs, out)
 
 
 def context(runs: Sequence[Run]) -> str:
-    """What the numbers belong to."""
-    device = runs[0].record["device"] if runs[0].record else "cpu"
-    return f"cwy {__version__}, torch {torch.__version__}, {device}, one thread, float32, seed {runs[0].seed}"
+    """Name the versions, device and seed of the numbers."""
+    device = "cpu"
+    if runs[0].record:
+        device = runs[0].record["device"]
+    versions = f"cwy {__version__}, torch {torch.__version__}"
+    return f"{versions}, {device}, one thread, float32, seed {runs[0].seed}"
 
 
 @contextmanager
