@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, pixel_shuffle, pixel_unshuffle
@@ -13,15 +16,22 @@ from ...ops.recurrence.transition import by_rows
 from ..recurrent import raw_length
 
 GROUP = 2
-"""Squares of so many pixels a side become channels."""
+"""Side of the squares of pixels that become channels."""
 SHRINK = 16
-"""The side of a frame is a multiple of this: it is halved four times."""
+"""The side of a frame is a multiple of this, because it is halved four times."""
 FRAMES = 32
-"""Frames that are shown at once."""
+"""Frames that the last map computes at once."""
 
 
 class Block(nn.Module):
-    """A strided convolution, or a deconvolution, of images ``(R, C, H, W)``; normalised, if asked; ReLU."""
+    """Apply a strided convolution or deconvolution and ReLU to images ``(R, C, H, W)``.
+
+    Args:
+        inputs, outputs: channels.
+        up: whether to double the side of the images by a deconvolution, instead of halving it.
+        normalize: whether to normalize each image before ReLU.
+        dtype: of the weights.
+    """
 
     def __init__(
         self, inputs: int, outputs: int, up: bool, normalize: bool, dtype: torch.dtype
@@ -31,23 +41,28 @@ class Block(nn.Module):
             self.map = nn.ConvTranspose2d(inputs, outputs, 3, 2, 1, 1, dtype=dtype)
         else:
             self.map = nn.Conv2d(inputs, outputs, 3, 2, 1, dtype=dtype)
-        self.norm = nn.InstanceNorm2d(outputs, affine=True, dtype=dtype) if normalize else None
+        self.norm = None
+        if normalize:
+            self.norm = nn.InstanceNorm2d(outputs, affine=True, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         x = by_rows(self.map, x, self.map.weight)
-        return torch.relu_(x if self.norm is None else self.norm(x))
+        if self.norm is not None:
+            x = self.norm(x)
+        return torch.relu_(x)
 
 
 class Predictor(nn.Module):
-    r"""Predicts each next frame from those before it.
+    r"""Predict each next frame from those before it.
 
-    Frames of side S are seen as $S/2\times S/2\times 4$. Recurrent units of f, 2f, 4f, 2f and f channels work at sides S/4,
-    S/8, S/16, S/8 and S/4, with strided convolutions before and deconvolutions after them. The last two units, and the last
-    map, see also what lies across the bottleneck. Every map runs over all time steps at once, the units' input kernels too.
+    Frames of side S enter as $S/2\times S/2\times 4$. Recurrent units of f, 2f, 4f, 2f and f
+    channels work at sides S/4, S/8, S/16, S/8 and S/4. Strided convolutions lead down to them,
+    deconvolutions lead up. Skip connections across the bottleneck feed the last two units and the
+    last map. Every map runs over all time steps at once, the units' input kernels too.
 
     Args:
-        method: design of the recurrent units: of :class:`cwy.nn.ConvNERU`, or "convlstm", which has instance normalisation
-            after every convolution but the last.
+        method: design of the recurrent units, of :class:`cwy.nn.ConvNERU` or "convlstm". The
+            latter has instance normalization after every convolution but the last.
         channels: f.
         kernel_size: q, of the units.
         dtype: of the weights.
@@ -66,40 +81,42 @@ class Predictor(nn.Module):
         backend: str = "auto",
     ) -> None:
         super().__init__()
-        lstm, f = method == "convlstm", channels
-
-        def unit(inputs: int, outputs: int) -> ConvNERU | ConvLSTM:
-            if lstm:
-                return ConvLSTM(inputs, outputs, kernel_size, dtype=dtype)
-            length = None if method in FREE else raw_length(method)
-            return ConvNERU(
-                inputs,
-                outputs,
-                kernel_size,
-                dtype=dtype,
-                method=method,
-                length=length,
-                backend=backend,
-            )
-
+        f = channels
+        squares = GROUP**2
+        block = partial(Block, normalize=method == "convlstm", dtype=dtype)
+        unit = _unit(method, kernel_size, dtype, backend)
         self.down = nn.ModuleList(
-            Block(a, b, False, lstm, dtype) for a, b in ((GROUP**2, f), (f, 2 * f), (2 * f, 4 * f))
+            [
+                block(squares, f, up=False),
+                block(f, 2 * f, up=False),
+                block(2 * f, 4 * f, up=False),
+            ]
         )
         self.up = nn.ModuleList(
-            Block(a, b, True, lstm, dtype) for a, b in ((4 * f, 2 * f), (2 * f, f), (f, f))
+            [
+                block(4 * f, 2 * f, up=True),
+                block(2 * f, f, up=True),
+                block(f, f, up=True),
+            ]
         )
         self.units = nn.ModuleList(
-            unit(a, b)
-            for a, b in ((f, f), (2 * f, 2 * f), (4 * f, 4 * f), (4 * f, 2 * f), (2 * f, f))
+            [
+                unit(f, f),
+                unit(2 * f, 2 * f),
+                unit(4 * f, 4 * f),
+                unit(4 * f, 2 * f),
+                unit(2 * f, f),
+            ]
         )
-        self.last = nn.Conv2d(f + GROUP**2, GROUP**2, 3, padding=1, dtype=dtype)
+        self.last = nn.Conv2d(f + squares, squares, 3, padding=1, dtype=dtype)
         self._start()
 
     @torch.no_grad()
     def _start(self) -> None:
-        """Glorot's uniform values and no biases, as the paper's framework starts convolutions; transitions stay as they are.
+        """Draw Glorot's uniform kernels and zero the biases, as the paper's framework does.
 
-        They depend on the seed alone, not on what the transitions drew: so methods differ in these only.
+        Transitions keep their initial values. The kernels depend only on the seed, not on the
+        transitions' draws, so that methods differ only in their transitions.
         """
         random = torch.Generator().manual_seed(torch.initial_seed())
         for name, parameter in self.named_parameters():
@@ -121,18 +138,38 @@ class Predictor(nn.Module):
         x = recur(2, self.down[2](b))
         x = recur(3, torch.cat([self.up[0](x), b], 1))
         x = recur(4, torch.cat([self.up[1](x), a], 1))
-        # At full size a channel is the largest tensor of all: some frames at a time, made again when they are needed.
-        rows = zip(x.split(FRAMES), first.split(FRAMES), strict=True)
-        x = torch.cat(
-            [
-                checkpoint(self._show, *row, use_reentrant=False, preserve_rng_state=False)
-                for row in rows
-            ]
-        )
-        return pixel_shuffle(x, GROUP).view(steps, batch, *frames.shape[2:]).transpose(0, 1)
+        # A channel at full size is the largest tensor of all: compute it for some frames at a
+        # time, and again in the backward pass.
+        parts = [
+            checkpoint(self._show, *part, use_reentrant=False, preserve_rng_state=False)
+            for part in zip(x.split(FRAMES), first.split(FRAMES), strict=True)
+        ]
+        shown = pixel_shuffle(torch.cat(parts), GROUP)
+        return shown.view(steps, batch, *frames.shape[2:]).transpose(0, 1)
 
     def _show(self, x: Tensor, first: Tensor) -> Tensor:
-        x, weight = self.up[2](x), self.last.weight
-        return conv2d(x, weight[:, : x.shape[1]], self.last.bias, padding=1) + conv2d(
-            first, weight[:, x.shape[1] :], padding=1
-        )
+        """Apply the last deconvolution, and the last map to its result and the input frames."""
+        x = self.up[2](x)
+        weight = self.last.weight
+        ours = conv2d(x, weight[:, : x.shape[1]], self.last.bias, padding=1)
+        skipped = conv2d(first, weight[:, x.shape[1] :], padding=1)
+        return ours + skipped
+
+
+def _unit(
+    method: str, kernel_size: int, dtype: torch.dtype, backend: str
+) -> Callable[[int, int], ConvNERU | ConvLSTM]:
+    """Return what makes a recurrent unit of so many input and output channels."""
+    if method == "convlstm":
+        return partial(ConvLSTM, kernel_size=kernel_size, dtype=dtype)
+    length = None
+    if method not in FREE:
+        length = raw_length(method)
+    return partial(
+        ConvNERU,
+        kernel_size=kernel_size,
+        dtype=dtype,
+        method=method,
+        length=length,
+        backend=backend,
+    )

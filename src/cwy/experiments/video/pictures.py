@@ -1,8 +1,9 @@
-"""Predicted frames beside the true ones: a strip that a run keeps, and from strips a picture and an animation."""
+"""Predicted frames next to true ones: strips that runs keep, a picture and an animation."""
 
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -14,67 +15,84 @@ from torch import Tensor
 
 STRIP = "frames.png"
 COLUMNS = 6
-GAP, LABEL = 4, 14
-RATE = 120
-"""Milliseconds that a frame of the animation stays."""
+GAP = 4
+LABEL = 14
+FRAME_MS = 120
+"""Milliseconds per frame of the animation."""
 
 
 class Strip(NamedTuple):
-    """Frames ``(T, S, S)``, uint8."""
+    """True and predicted frames ``(T, S, S)``, uint8."""
 
     true: np.ndarray
     predicted: np.ndarray
 
 
+class NamedStrip(NamedTuple):
+    """The strip of a method."""
+
+    name: str
+    strip: Strip
+
+
 def strip(true: Tensor, predicted: Tensor) -> bytes:
-    """Frames ``(T, S, S)``, uint8, side by side, the predicted ones below, as a PNG."""
+    """Return frames ``(T, S, S)``, uint8, in two rows as a PNG: true above, predicted below."""
     rows = [torch.cat(list(frames), 1) for frames in (true, predicted)]
     return _save([Image.fromarray(torch.cat(rows).numpy())], "PNG", optimize=True)
 
 
 def read(path: Path) -> Strip:
-    """What :func:`strip` made."""
+    """Read a PNG that :func:`strip` made."""
     pixels = np.asarray(Image.open(path).convert("L"))
     side = pixels.shape[0] // 2
     rows = pixels.reshape(2, side, -1, side).swapaxes(1, 2)
     return Strip(*rows)
 
 
-def picture(strips: Sequence[tuple[str, Strip]]) -> bytes:
-    """Some frames of the truth and of each method, a row each, named, as a PNG."""
+def picture(strips: Sequence[NamedStrip]) -> bytes:
+    """Return some true frames and each method's, in labeled rows, as a PNG."""
     rows = _rows(strips)
-    steps = min(len(frames) for _, frames in rows)
+    steps = min(len(row.frames) for row in rows)
     chosen = np.linspace(0, steps - 1, min(COLUMNS, steps)).round().astype(int)
-    side = rows[0][1].shape[-1]
+    side = rows[0].frames.shape[-1]
     image = Image.new("L", (len(chosen) * (side + GAP) - GAP, len(rows) * (side + LABEL)), 255)
     draw = ImageDraw.Draw(image)
-    for i, (name, frames) in enumerate(rows):
-        draw.text((1, i * (side + LABEL)), name, fill=60)
+    for i, row in enumerate(rows):
+        y = i * (side + LABEL)
+        draw.text((1, y), row.name, fill=60)
         for j, t in enumerate(chosen):
-            image.paste(Image.fromarray(frames[t]), (j * (side + GAP), i * (side + LABEL) + LABEL))
+            image.paste(Image.fromarray(row.frames[t]), (j * (side + GAP), y + LABEL))
     return _save([image], "PNG", optimize=True)
 
 
-def animation(strips: Sequence[tuple[str, Strip]]) -> bytes:
-    """The truth and each method, beside each other, in motion, as a GIF."""
+def animation(strips: Sequence[NamedStrip]) -> bytes:
+    """Return the true and each method's frames in motion, next to each other, as a GIF."""
     rows = _rows(strips)
-    across, side = min(COLUMNS, len(rows)), rows[0][1].shape[-1]
-    down = -(-len(rows) // across)
+    side = rows[0].frames.shape[-1]
+    across = min(COLUMNS, len(rows))
+    down = math.ceil(len(rows) / across)
     images = []
-    for t in range(min(len(frames) for _, frames in rows)):
+    for t in range(min(len(row.frames) for row in rows)):
         image = Image.new("L", (across * (side + GAP) - GAP, down * (side + LABEL)), 255)
         draw = ImageDraw.Draw(image)
-        for i, (name, frames) in enumerate(rows):
-            x, y = i % across * (side + GAP), i // across * (side + LABEL)
-            draw.text((x + 1, y), name, fill=60)
-            image.paste(Image.fromarray(frames[t]), (x, y + LABEL))
-        # Fewer greys make a file half as large, and nobody sees it.
+        for i, row in enumerate(rows):
+            x = i % across * (side + GAP)
+            y = i // across * (side + LABEL)
+            draw.text((x + 1, y), row.name, fill=60)
+            image.paste(Image.fromarray(row.frames[t]), (x, y + LABEL))
+        # Fewer grays halve the file, and nobody sees it.
         images.append(image.point(lambda value: value & 0xF8))
-    return _save(images, "GIF", save_all=True, append_images=images[1:], duration=RATE, loop=0)
+    return _save(images, "GIF", save_all=True, append_images=images[1:], duration=FRAME_MS, loop=0)
 
 
-def _rows(strips: Sequence[tuple[str, Strip]]) -> list[tuple[str, np.ndarray]]:
-    return [("true", strips[0][1].true), *((name, one.predicted) for name, one in strips)]
+class _Row(NamedTuple):
+    name: str
+    frames: np.ndarray
+
+
+def _rows(strips: Sequence[NamedStrip]) -> list[_Row]:
+    predicted = [_Row(one.name, one.strip.predicted) for one in strips]
+    return [_Row("true", strips[0].strip.true), *predicted]
 
 
 def _save(images: Sequence[Image.Image], kind: str, **options) -> bytes:

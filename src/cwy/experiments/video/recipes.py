@@ -1,4 +1,7 @@
-"""Settings of video prediction, by name. Those of the paper are never edited: a change is a new name."""
+"""Named settings of video prediction.
+
+Those of the paper are never edited: a change gets a new name.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,18 @@ from ..engine.config import Config
 from ..engine.task import Recipe
 
 METHODS = (
-    "tcwy", "own", "rgd-c-c", "rgd-e-c", "rgd-c-qr", "rgd-e-qr", "rgd-adam", "orth-init", "glorot", "zeros", "convlstm",
-)  # fmt: skip
+    "tcwy",
+    "own",
+    "rgd-c-c",
+    "rgd-e-c",
+    "rgd-c-qr",
+    "rgd-e-qr",
+    "rgd-adam",
+    "orth-init",
+    "glorot",
+    "zeros",
+    "convlstm",
+)
 """The designs of the recurrent unit that Table 4 compares."""
 
 
@@ -21,12 +34,13 @@ class VideoConfig(Config):
 
     Attributes:
         action: which of the set's; "all" of Moving MNIST.
-        epochs: times that the training sequences are seen.
-        channels: of the first and last recurrent unit; the inner ones have twice and four times as many.
+        epochs: passes over the training sequences.
+        channels: of the first and last recurrent unit; the inner ones have two and four times as
+            many.
         kernel_size: q.
-        bucket: batches are padded to a multiple of so many steps, so that few graphs serve all of them.
-        test_batch_size: sequences at once in an evaluation.
-        eager: runs everything as it is written, step by step, with no graph and no adjoint by hand: to be compared with.
+        bucket: batches are padded to a multiple of this many steps, so that few graphs serve all.
+        test_batch_size: sequences per batch of an evaluation.
+        eager: run step by step without CUDA graphs or an analytic backward pass, for comparison.
     """
 
     action: str = "all"
@@ -45,15 +59,18 @@ class VideoConfig(Config):
 
 
 def paper(method: str, action: str) -> VideoConfig:
-    """Batch 3, q = 3, rate 1e-3, 150 epochs; of the best state on the validation persons the test persons are predicted.
+    """Return the paper's settings: batch 3, q = 3, learning rate 1e-3, 150 epochs.
 
-    The rate of ``rgd-adam`` is the length of a step in the Frobenius norm: 0.1 is what Adam's steps of 1e-3 a number have.
+    The learning rate of ``rgd-adam`` is the length of a step in the Frobenius norm. A step of Adam
+    by 1e-3 per entry has length 0.1.
     """
-    return VideoConfig(action=action, orthogonal_lr=0.1 if method == "rgd-adam" else 1e-3)
+    if method == "rgd-adam":
+        return VideoConfig(action=action, orthogonal_lr=0.1)
+    return VideoConfig(action=action, orthogonal_lr=1e-3)
 
 
 def small(method: str, action: str) -> VideoConfig:
-    """For a CPU: minutes."""
+    """Return settings for minutes on a CPU."""
     return replace(
         paper(method, action),
         channels=8,
@@ -65,10 +82,11 @@ def small(method: str, action: str) -> VideoConfig:
 
 
 def _named(recipes: dict[str, Recipe]) -> dict[str, Recipe]:
-    """Each recipe, and again with its method's name before its own."""
-    return recipes | {
+    """Return each recipe, and again with its method's name before its own."""
+    prefixed = {
         f"{method}-{name}": recipe for method in METHODS for name, recipe in recipes.items()
     }
+    return recipes | prefixed
 
 
 KTH_RECIPES = _named({action: partial(paper, action=action) for action in kth.ACTIONS})

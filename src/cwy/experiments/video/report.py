@@ -1,4 +1,4 @@
-"""How video prediction is reported: the test loss beside Table 4, what it took, and the frames themselves."""
+"""Report video prediction: the test loss next to Table 4, its cost, and predicted frames."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean, median, stdev
+from typing import NamedTuple
 
 from ..data.kth import ACTIONS
 from ..report.describe import Column, Curve, Description, Picture, Series
@@ -13,7 +14,7 @@ from ..report.runs import Run
 from ..report.words import duration, listed
 from .recipes import paper
 
-# Table 4: l1 a frame for each of ACTIONS.
+# Table 4: l1 per frame for each of ACTIONS.
 PAPER = {
     "convlstm": (223.3, 266.8, 297.8, 188.9, 157.9, 162.3),
     "zeros": (160.3, 176.1, 203.8, 179.0, 197.2, 147.4),
@@ -29,100 +30,131 @@ PAPER = {
 }
 
 LIKE = ("epochs", "batch_size", "channels", "kernel_size", "optimizer", "lr", "orthogonal_lr")
-"""Settings that must be the paper's for its numbers to stand beside a run."""
+"""Settings that must equal the paper's for a comparison with its numbers."""
 WHOLE = "100.0% of the set's frames"
-"""The part of KTH that the paper's are of."""
+"""The part of KTH that the paper's numbers are of."""
+
+
+class Losses(NamedTuple):
+    """The test losses of the runs of a series."""
+
+    label: str
+    values: list[float]
+
+    def __str__(self) -> str:
+        text = f"{mean(self.values):.1f}"
+        if len(self.values) > 1:
+            text += f" ± {stdev(self.values) / math.sqrt(len(self.values)):.1f}"
+        return text
 
 
 def tested(run: Run) -> float | None:
-    """The loss of the state that was best on the validation part: on the test part, or, where there is none, on its own."""
+    """Return the test loss of the state with the best validation loss.
+
+    Without a test part, return its validation loss.
+    """
     test = run.last("test", "loss")
-    return (
-        test
-        if test is not None or run.record is None
-        else min(run.curve("validation", "loss")[1], default=None)
-    )
+    if test is None and run.record is not None:
+        return _best_validation(run)
+    return test
+
+
+def _best_validation(run: Run) -> float | None:
+    return min(run.curve("validation", "loss")[1], default=None)
 
 
 def epoch_seconds(run: Run) -> float | None:
-    """The time of an epoch, from the median reading: those that compile or record are left out so."""
+    """Return the time per epoch from the median step, which excludes compilation and capture."""
     steps, times = run.curve("train", "step_ms")
+    if not times:
+        return None
     epochs = run.curve("train", "epoch")[1]
-    return median(times) * steps[-1] / epochs[-1] / 1e3 if times else None
+    return median(times) * steps[-1] / epochs[-1] / 1e3
 
 
 def _part(run: Run) -> str | None:
-    """Which part of KTH a run was on; of other sets nothing is said."""
+    """Return which part of KTH a run was on, or None for other sets."""
     return (run.record or {}).get("data", {}).get("part")
 
 
-def _told(values: Sequence[float]) -> str:
-    spread = f" ± {stdev(values) / math.sqrt(len(values)):.1f}" if len(values) > 1 else ""
-    return f"{mean(values):.1f}{spread}"
+def _ranked(series: Sequence[Series]) -> list[Losses]:
+    """Return the test losses of the series that have some, the smallest first."""
+    found = []
+    for one in series:
+        losses = [tested(run) for run in one.runs]
+        known = [loss for loss in losses if loss is not None]
+        if known:
+            found.append(Losses(one.label, known))
+    return sorted(found, key=lambda losses: mean(losses.values))
 
 
 def _finding(series: Sequence[Series]) -> str:
-    losses = {
-        one.label: [loss for run in one.runs if (loss := tested(run)) is not None] for one in series
-    }
-    ranked = sorted(
-        ((label, values) for label, values in losses.items() if values),
-        key=lambda item: mean(item[1]),
-    )
+    ranked = _ranked(series)
     if not ranked:
         return "not tested yet"
-    parts = {part for one in series for run in one.runs if (part := _part(run)) is not None}
+    found = [_part(run) for one in series for run in one.runs]
+    parts = {part for part in found if part is not None}
     if len(parts) > 1:
         return f"not to be compared: runs on {listed(sorted(parts))}"
-    verb = "predicts best," if len(ranked) > 1 else "is off by"
-    told = f"{ranked[0][0]} {verb} {_told(ranked[0][1])} a frame"
-    if len(ranked) > 1:
-        told += f", then {ranked[1][0]}, {_told(ranked[1][1])}"
-    place = [label for label, _ in ranked].index("tcwy") + 1 if losses.get("tcwy") else 1
-    if place > 2:
-        told += f"; tcwy, {_told(losses['tcwy'])}, is number {place} of {len(ranked)}"
-    return (
-        told
-        if parts <= {WHOLE}
-        else f"{told} (on {parts.pop()}: not to be compared with the paper)"
-    )
+    text = _ranking(ranked)
+    if parts <= {WHOLE}:
+        return text
+    return f"{text} (on {parts.pop()}: not to be compared with the paper)"
+
+
+def _ranking(ranked: Sequence[Losses]) -> str:
+    """Name the two best series, and the place of tcwy if it is not among them."""
+    best = ranked[0]
+    if len(ranked) == 1:
+        return f"{best.label} is off by {best} a frame"
+    second = ranked[1]
+    text = f"{best.label} predicts best, {best} a frame, then {second.label}, {second}"
+    for place, losses in enumerate(ranked, 1):
+        if losses.label == "tcwy" and place > 2:
+            text += f"; tcwy, {losses}, is number {place} of {len(ranked)}"
+    return text
 
 
 def _pictures(series: Sequence[Series]) -> list[Picture]:
-    from .pictures import STRIP, animation, picture, read
+    from .pictures import STRIP, NamedStrip, animation, picture, read
 
-    kept = {
-        one.label: [path for run in one.runs if _whole(path := run.folder / STRIP)]
-        for one in series
-    }
-    strips = [(label, read(paths[0])) for label, paths in kept.items() if paths]
+    strips = []
+    for one in series:
+        paths = [run.folder / STRIP for run in one.runs]
+        kept = [path for path in paths if _is_plain_file(path)]
+        if kept:
+            strips.append(NamedStrip(one.label, read(kept[0])))
     if not strips:
         return []
-    text = "True frames, and each predicted from those before it, by the best state of one seed of each method"
+    text = (
+        "True frames, and each predicted from those before it, by the best state of one seed of "
+        "each method"
+    )
     return [
         Picture("frames.png", picture(strips), f"{text}."),
         Picture("frames.gif", animation(strips), f"{text}, in motion."),
     ]
 
 
-def _whole(path: Path) -> bool:
-    """Whether a picture of the run's own is there; a link or a pipe is none."""
+def _is_plain_file(path: Path) -> bool:
+    """Return whether the run has this file, and it is not a link or a pipe."""
     return path.is_file() and not path.is_symlink()
 
 
 def _published(run: Run) -> float | None:
-    """Table 4's, for a run with its settings."""
-    theirs = paper(run.method, run.config["action"]).to_dict()
+    """Return the value of Table 4, for a run with the paper's settings."""
+    action = run.config["action"]
+    theirs = paper(run.method, action).to_dict()
     if any(run.config[name] != theirs[name] for name in LIKE):
         return None
-    return PAPER[run.method][ACTIONS.index(run.config["action"])]
+    return dict(zip(ACTIONS, PAPER[run.method], strict=True))[action]
 
 
-def _over_epochs(split: str, told: str) -> Curve:
+def _over_epochs(split: str, name: str) -> Curve:
     return Curve(
         split,
         "loss",
-        f"l1 a frame ({told})",
+        f"l1 a frame ({name})",
         split=split,
         along="epoch",
         along_label="epoch",
@@ -134,17 +166,13 @@ def _description(title: str, about: str, panels: dict[str, str], *more: Column) 
     return Description(
         title=title,
         panels=panels,
-        about=f"Each frame is predicted from those before it, and the l1 distance to the true one, summed over its pixels (in "
-        f"[0, 1]), is averaged over all frames. {about}",
+        about="Each frame is predicted from those before it, and the l1 distance to the true one, "
+        f"summed over its pixels (in [0, 1]), is averaged over all frames. {about}",
         curves=(_over_epochs("validation", "validation"), _over_epochs("train", "training")),
         columns=(
             Column("test l1 a frame", tested, "{:.1f}".format),
             *more,
-            Column(
-                "best validation l1",
-                lambda run: min(run.curve("validation", "loss")[1], default=None),
-                "{:.1f}".format,
-            ),
+            Column("best validation l1", _best_validation, "{:.1f}".format),
             Column(
                 "parameters",
                 lambda run: (run.record or {}).get("parameters"),
@@ -165,8 +193,9 @@ def _description(title: str, about: str, panels: dict[str, str], *more: Column) 
 DESCRIPTIONS = {
     "kth": _description(
         "KTH",
-        "The paper, on the whole set (Table 4): T-CWY predicts best for every action; ConvLSTM has 3.26 M parameters and takes "
-        "8.7 GB, the others 0.72 M and 3.5 GB. Its test l1 stands beside runs with its settings.",
+        "The paper, on the whole set (Table 4): T-CWY predicts best for every action; "
+        "ConvLSTM has 3.26 M parameters and takes 8.7 GB, the others 0.72 M and 3.5 GB. "
+        "Its test l1 stands beside runs with its settings.",
         {"action": ""},
         Column("the paper's, on the whole set", _published, "{:.1f}".format, "other settings"),
     ),

@@ -20,14 +20,15 @@ from .pictures import STRIP, strip
 from .recipes import KTH_RECIPES, METHODS, MOVING_RECIPES, WEIZMANN_RECIPES, VideoConfig
 
 SHOWN = 16
-"""Frames of a prediction that is kept to be looked at."""
+"""Frames of the prediction that a run keeps as a picture."""
 
 
 class Video(Task[VideoConfig]):
-    """Every frame but the first of a sequence is predicted from those before it; the loss is l1 over a frame, mean over frames.
+    """Predict every frame but the first of a sequence from those before it.
 
-    The frames lie on the device as bytes. Every epoch sees each training sequence once, in an order drawn by the seed. A batch
-    is padded with zeros to its longest sequence, and from there to a multiple of ``bucket`` steps.
+    The loss is l1 over a frame, averaged over frames. The frames lie on the device as bytes. Every
+    epoch sees each training sequence once, in an order drawn by the seed. A batch is padded with
+    zeros to its longest sequence, and from there to a multiple of ``bucket`` steps.
     """
 
     Config = VideoConfig
@@ -44,17 +45,18 @@ class Video(Task[VideoConfig]):
             raise ConfigError(
                 f"no {' or '.join(missing)} videos of {self.name}/{self.config.action} are here."
             )
-        if videos.frames.shape[-1] % SHRINK:
-            raise ConfigError(
-                f"the side of a frame must be a multiple of {SHRINK}, got {videos.frames.shape[-1]}."
-            )
-        self.videos, self.frames = videos, videos.frames.to(device)
-        self._order: tuple[int, list[int]] = -1, []
+        side = videos.frames.shape[-1]
+        if side % SHRINK:
+            raise ConfigError(f"the side of a frame must be a multiple of {SHRINK}, got {side}.")
+        self.videos = videos
+        self.frames = videos.frames.to(device)
+        self._shuffled_epoch = -1
+        self._order: list[int] = []
 
     @staticmethod
     @abstractmethod
     def load(action: str) -> Videos:
-        """The videos of an action."""
+        """Load the videos of an action."""
 
     @classmethod
     def methods(cls) -> list[str]:
@@ -76,10 +78,17 @@ class Video(Task[VideoConfig]):
         }
 
     def model(self) -> Predictor:
-        config, backend = self.config, "reference" if self.config.eager else "auto"
-        return Predictor(
-            self.settings.method, config.channels, config.kernel_size, self.dtype, backend
-        ).to(self.device)
+        backend = "auto"
+        if self.config.eager:
+            backend = "reference"
+        model = Predictor(
+            self.settings.method,
+            self.config.channels,
+            self.config.kernel_size,
+            self.dtype,
+            backend,
+        )
+        return model.to(self.device)
 
     @property
     def capturable(self) -> bool:
@@ -87,66 +96,70 @@ class Video(Task[VideoConfig]):
 
     def batch(self, step: int) -> Batch:
         epoch, index = divmod(step, self.epoch)
-        if self._order[0] != epoch:
-            random = self.generator("epoch", epoch, device="cpu")
-            self._order = (
-                epoch,
-                torch.randperm(len(self.videos.sequences["train"]), generator=random).tolist(),
-            )
+        if self._shuffled_epoch != epoch:
+            generator = self.generator("epoch", epoch, device="cpu")
+            count = len(self.videos.sequences["train"])
+            self._order = torch.randperm(count, generator=generator).tolist()
+            self._shuffled_epoch = epoch
         size = self.config.batch_size
-        return self._gather("train", self._order[1][index * size : (index + 1) * size])
+        return self._gather("train", self._order[index * size : (index + 1) * size])
 
     def _gather(self, split: str, chosen: list[int]) -> Batch:
-        """Frames ``(B, T, S, S)``, the number of frames of each, and its share: B over the predictions of the whole batch."""
+        """Return the chosen sequences as a batch.
+
+        Returns:
+            Frames ``(B, T, S, S)``, the frames of each sequence ``(B,)``, and weights ``(B,)``: B
+            over the number of predictions in the batch.
+        """
         spans = [self.videos.sequences[split][i] for i in chosen]
+        starts = [start for start, _ in spans]
         lengths = [stop - start for start, stop in spans]
         steps = 1 + math.ceil((max(lengths) - 1) / self.config.bucket) * self.config.bucket
-        starts, length = (
-            torch.tensor(v).to(self.device, non_blocking=True)
-            for v in ([a for a, _ in spans], lengths)
-        )
+        first = torch.tensor(starts).to(self.device, non_blocking=True)
+        length = torch.tensor(lengths).to(self.device, non_blocking=True)
         at = torch.arange(steps, device=self.device)
         inside = at < length[:, None]
-        frames = self.frames[torch.where(inside, starts[:, None] + at, 0)] * inside[..., None, None]
-        share = torch.full(
-            (len(chosen),),
-            len(chosen) / (sum(lengths) - len(lengths)),
-            dtype=self.dtype,
-            device=self.device,
-        )
-        return frames, length, share
+        places = torch.where(inside, first[:, None] + at, 0)
+        frames = self.frames[places] * inside[..., None, None]
+        share = len(chosen) / (sum(lengths) - len(lengths))
+        weight = torch.full((len(chosen),), share, dtype=self.dtype, device=self.device)
+        return frames, length, weight
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        frames, length, share = batch
-        seen = frames.to(self.dtype) / 255
-        error = (model(seen[:, :-1]) - seen[:, 1:]).abs().sum((-2, -1))
+        frames, length, weight = batch
+        pixels = frames.to(self.dtype) / 255
+        error = (model(pixels[:, :-1]) - pixels[:, 1:]).abs().sum((-2, -1))
         counted = torch.arange(1, frames.shape[1], device=frames.device) < length[:, None]
-        return ((error * counted).sum(1) * share).mean(), {}
+        return ((error * counted).sum(1) * weight).mean(), {}
 
     def evaluate(self, model: nn.Module) -> dict[str, dict[str, float]]:
         return {"validation": self._over(model, "validation")}
 
     def conclude(self, model: nn.Module) -> tuple[dict[str, dict[str, float]], dict[str, bytes]]:
-        """Predicts the test persons by the best state, and keeps some frames to be looked at."""
-        split = "test" if self.videos.sequences["test"] else "validation"
-        return {split: self._over(model, split)} if split == "test" else {}, {
-            STRIP: self._strip(model, split)
-        }
+        """Evaluate the best state on the test part, and keep some of its frames as a picture.
+
+        Without a test part, the picture is of the validation part.
+        """
+        if not self.videos.sequences["test"]:
+            return {}, {STRIP: self._strip(model, "validation")}
+        return {"test": self._over(model, "test")}, {STRIP: self._strip(model, "test")}
 
     def _over(self, model: nn.Module, split: str) -> dict[str, float]:
-        """The loss over all frames of a split; sequences of like length go together."""
-        lengths, size = self.videos.lengths(split), self.config.test_batch_size
+        """Return the loss over all frames of a split, in batches of similar length."""
+        lengths = self.videos.lengths(split)
+        size = self.config.test_batch_size
         order = sorted(range(len(lengths)), key=lengths.__getitem__)
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         with cudagraph.suspended():
-            for chosen in (order[i : i + size] for i in range(0, len(order), size)):
+            for start in range(0, len(order), size):
+                chosen = order[start : start + size]
                 self.heed()
                 loss, _ = self.loss(model, self._gather(split, chosen))
                 total += loss.double() * sum(lengths[i] - 1 for i in chosen)
         return {"loss": (total / (sum(lengths) - len(lengths))).item()}
 
     def _strip(self, model: nn.Module, split: str) -> bytes:
-        """True and predicted frames from the middle of the first sequence."""
+        """Return true and predicted frames from the middle of the first sequence as a PNG."""
         self.heed()
         frames, length, _ = self._gather(split, [0])
         predicted = model(frames[:, :-1].to(self.dtype) / 255)[0].clamp(0, 1) * 255
@@ -156,7 +169,7 @@ class Video(Task[VideoConfig]):
 
 
 class KTH(Video):
-    """KTH: persons 1–12 train, 13–16 validate, 17–25 test; of the videos that are here."""
+    """Predict KTH: persons 1–12 train, 13–16 validate, 17–25 test, as far as videos are present."""
 
     name = "kth"
     recipes = KTH_RECIPES
@@ -170,7 +183,7 @@ class KTH(Video):
 
 
 class Weizmann(Video):
-    """Weizmann: five persons train, two validate, two test."""
+    """Predict Weizmann: five persons train, two validate, two test."""
 
     name = "weizmann"
     recipes = WEIZMANN_RECIPES
@@ -179,7 +192,7 @@ class Weizmann(Video):
 
 
 class MovingMNIST(Video):
-    """Two digits that move."""
+    """Predict two moving digits."""
 
     name = "movingmnist"
     recipes = MOVING_RECIPES
