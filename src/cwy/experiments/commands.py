@@ -221,7 +221,7 @@ def translate(
     _need_experiments()
     from .data import DataError
     from .engine.command import check_device
-    from .nmt.command import translate
+    from .nmt.translate import translate
 
     def say(note: str) -> None:
         print(f"cwy: {note}", file=sys.stderr)

@@ -1,114 +1,65 @@
-"""What ``cwy translate`` does."""
+"""Print translations: the command ``cwy translate``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, cast
-
-import torch
-from torch import Tensor
 
 from ..engine.config import ConfigError
-from ..engine.files import Damaged
-from ..engine.run import WEIGHTS, Folder
-from ..engine.task import PRECISIONS, Settings
-from .corpus import load
-from .decode import decode
-from .figure import attention_map
-from .model import Translator, data_of
-from .recipes import NmtConfig
-from .task import Translation
-from .text import END, SPECIAL, START, Words, words
-
-Say = Callable[[str], object]
+from .interpreter import Interpreter, Say
 
 
-class Spoken(NamedTuple):
-    """A sentence, its translation, and what should be said of it."""
+def translate(
+    run: Path, texts: Sequence[str] | None, beams: int, attention: Path | None, held_out: int | None, device: str, say: Say
+) -> None:  # fmt: skip
+    """Prints a translation of every text, or of every line of stdin; a blank line stays one."""
+    if attention is not None:
+        _check_picture(attention, texts)
+    if held_out is not None and texts:
+        raise ValueError(
+            "--held-out translates the run's own pairs. Leave the sentences out, or the option."
+        )
+    interpreter = Interpreter(run, device, say)
+    if held_out is not None:
+        for number, (spoken, reference) in enumerate(interpreter.held_out(held_out, beams)):
+            print(f"{number}\t{' '.join(spoken.source)}\t{spoken.target}\t{reference}")
+        return
+    for text in texts or _lines():
+        spoken = interpreter.translate(text, beams)
+        for note in spoken.notes:
+            say(f"{text.strip()!r}: {note}.")
+        print(spoken.target, flush=True)
+        if attention is not None:
+            if not spoken.source:
+                raise ConfigError(
+                    "--attention: the sentence has no words, so there is nothing to draw."
+                )
+            try:
+                interpreter.draw(spoken, attention)
+            except OSError as error:
+                raise ConfigError(
+                    f"cannot write --attention {attention}: {error.strerror}."
+                ) from error
+            say(f"the attention: {attention}")
 
-    source: Words
-    target: str
-    notes: list[str]
 
-
-class Interpreter:
-    """The translator of a run, from its folder alone: the data are not needed.
-
-    Args:
-        path: the run folder. Of a run that has not ended, the last checkpoint is used.
-        device: where to translate.
-        say: is told of checkpoints that are damaged.
-    """
-
-    def __init__(self, path: Path, device: str, say: Say) -> None:
-        folder = Folder(path)
-        self.settings = folder.settings()
-        if self.settings.task != Translation.name:
+def _lines() -> Iterator[str]:
+    """Those of stdin, each when it comes; one that is no text leaves those before it translated."""
+    for number, line in enumerate(sys.stdin.buffer, 1):
+        try:
+            yield line.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            byte = f"byte {line[error.start]:#04x} at {error.start}"
             raise ConfigError(
-                f"{path} is a run of {self.settings.task}, which translates nothing. Train one: cwy train nmt/small"
-            )
-        self.config = cast(NmtConfig, self.settings.config)
-        self.model = _model(path, self.settings, folder.read_weights(say)).to(device).eval()
-
-    def translate(self, text: str, beams: int = 1) -> Spoken:
-        """A translation of a sentence; one without words has none."""
-        (source, target), longest = self.model.vocabularies, self.model.data["longest"]
-        found, notes = words(text), []
-        if unknown := [word for word in dict.fromkeys(found) if word not in source]:
-            notes.append(f"not known: {', '.join(unknown)}")
-        if len(found) > longest:
-            notes.append(
-                f"{len(found)} words, the longest sentence in training had {longest}: do not rely on it"
-            )
-        if not found:
-            return Spoken(found, "", ["there is no word in it"])
-        (said,) = decode(
-            self.model,
-            self._tensor(source.numbers(found)),
-            2 * min(len(found), longest) + 10,
-            beams,
-        )
-        return Spoken(found, target.text(said), notes)
-
-    @torch.no_grad()
-    def draw(self, spoken: Spoken, path: Path) -> None:
-        """Draws what each word of a translation attended to."""
-        source, target = self.model.vocabularies
-        said = target.numbers(tuple(spoken.target.split()))
-        weights = self.model.attention(
-            self._tensor(source.numbers(spoken.source)), self._tensor([START, *said[:-1]])
-        )
-        heard = [word if word in source else f"{word} (unknown)" for word in spoken.source]
-        attention_map(
-            weights[0].cpu(), [*heard, SPECIAL[END]], [*spoken.target.split(), SPECIAL[END]], path
-        )
-
-    def held_out(self, count: int, beams: int = 1) -> Iterator[tuple[Spoken, str]]:
-        """The first held-out pairs of the run, in the order of the split: each with its translation and its reference."""
-        corpus = load(self.config, self.settings.seed)
-        if not self.model.data.items() <= corpus.identity.items():
-            raise ConfigError(
-                "the data have changed since the run: what it did not see can't be told any more."
-            )
-        for source, target in corpus.held_out[:count]:
-            yield self.translate(" ".join(source), beams), " ".join(target)
-
-    def _tensor(self, numbers: Iterable[int]) -> Tensor:
-        return torch.tensor([list(numbers)], device=self.model.score.device)
+                f"line {number} of the input is not UTF-8: {byte}. Convert it first."
+            ) from None
 
 
-def _model(path: Path, settings: Settings, weights: dict[str, Tensor]) -> Translator:
-    config, dtype = cast(NmtConfig, settings.config), PRECISIONS[settings.precision]
-    try:
-        if "_extra_state" not in weights:
-            raise ConfigError("they hold no words")
-        model = Translator(settings.method, config, data_of(weights["_extra_state"]), dtype)
-        model.load_state_dict(weights)
-    except (ValueError, RuntimeError) as error:
-        # Of torch's list of what does not fit, the first.
-        reason = str(error).splitlines()[:2][-1].strip().rstrip(".")
-        raise Damaged(
-            f"the weights in {path} ({WEIGHTS}) are not those of its settings: {reason}."
-        ) from None
-    return model
+def _check_picture(path: Path, texts: Sequence[str] | None) -> None:
+    if len(texts or ()) != 1:
+        raise ConfigError("--attention draws one sentence: give one, in quotes.")
+    if path.suffix not in (".png", ".svg", ".pdf"):
+        raise ConfigError(f"--attention must end in .png, .svg or .pdf, got {path.name}.")
+    if not path.absolute().parent.is_dir():
+        raise ConfigError(f"--attention: there is no folder {path.parent}.")
