@@ -25,11 +25,11 @@ class RecurrentConfig(Config):
 
     Attributes:
         hidden_size: N.
-        reflections: L of the methods by reflections; None is N.
-        init: initial transition, as in :func:`cwy.orthogonal`; None for the baselines, which
+        reflections: L of the methods by reflections. None is N.
+        init: initial transition, as in :func:`cwy.orthogonal`. None for the baselines, which
             start as torch starts them.
-        nonlinearity: of :class:`cwy.nn.OrthogonalRNN`; gru and lstm have their own.
-        base_every: K of "dtriv", the steps after which its base moves; None is ∞.
+        nonlinearity: of :class:`cwy.nn.OrthogonalRNN`. gru and lstm have their own.
+        base_every: K of "dtriv", the steps after which its base moves. None is ∞.
     """
 
     hidden_size: int = field(default=190, metadata={"most": 10**6})

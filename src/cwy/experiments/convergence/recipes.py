@@ -15,10 +15,10 @@ class ConvergenceConfig(Config):
     The learning rates are 1, so that step k has the theorem's $k^{-0.5}$.
 
     Attributes:
-        N, M: the matrices are N x M; M = N for cwy.
+        N, M: the matrices are N x M, with M = N for cwy.
         terms: of the objective's sum.
         batch_size: terms per step.
-        replicas: descents from one start with independent noise; expectations are means over them.
+        replicas: descents from one start with independent noise, to estimate expectations.
         iterations: K.
     """
 

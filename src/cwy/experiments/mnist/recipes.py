@@ -17,7 +17,7 @@ class PixelsConfig(RecurrentConfig):
 
     Attributes:
         epochs: passes over the training images.
-        pool: side of the squares of pixels that are averaged; 1 leaves the images as they are.
+        pool: side of the squares of pixels that are averaged. 1 leaves the images as they are.
         test_batch_size: images per batch of an evaluation.
     """
 

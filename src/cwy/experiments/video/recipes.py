@@ -33,9 +33,9 @@ class VideoConfig(Config):
     """Settings of video prediction.
 
     Attributes:
-        action: which of the set's; "all" of Moving MNIST.
+        action: which of the set's actions, or "all" for Moving MNIST.
         epochs: passes over the training sequences.
-        channels: of the first and last recurrent unit; the inner ones have two and four times as
+        channels: of the first and last recurrent unit. The inner ones have two and four times as
             many.
         kernel_size: q.
         bucket: batches are padded to a multiple of this many steps, so that few graphs serve all.

@@ -51,7 +51,7 @@ class Losses(NamedTuple):
 def tested(run: Run) -> float | None:
     """Return the test loss of the state with the best validation loss.
 
-    Without a test part, return its validation loss.
+    Return its validation loss if there is no test part.
     """
     test = run.last("test", "loss")
     if test is None and run.record is not None:

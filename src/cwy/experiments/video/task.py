@@ -138,7 +138,7 @@ class Video(Task[VideoConfig]):
     def conclude(self, model: nn.Module) -> tuple[dict[str, dict[str, float]], dict[str, bytes]]:
         """Evaluate the best state on the test part, and keep some of its frames as a picture.
 
-        Without a test part, the picture is of the validation part.
+        The picture is of the validation part if there is no test part.
         """
         if not self.videos.sequences["test"]:
             return {}, {STRIP: self._strip(model, "validation")}
