@@ -1,4 +1,4 @@
-"""The attention of a translation, as a picture."""
+"""Draw the attention of a translation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 def attention_map(
     weights: Tensor, source: Sequence[str], target: Sequence[str], path: Path
 ) -> None:
-    """Draws ``weights (T, S)``, a row for each word of the translation, to a file whose suffix says the format."""
+    """Draw ``weights (T, S)``, one row per word of the translation, to a PNG, SVG or PDF file."""
     from matplotlib.figure import Figure
 
     figure = Figure(

@@ -1,54 +1,69 @@
-"""A matrix that multiplies at every step of a loop, with one product for its gradient at the end."""
+"""Multiply by one matrix at every step of a loop, with one product for its gradient."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-Taken = dict[int, list[tuple[Tensor, Tensor]]]
-"""Rows and their gradients, by the number of the backward that met them: one may end before it comes to the matrix."""
+
+class _Part(NamedTuple):
+    """Rows of one step, and the gradient of their product."""
+
+    rows: Tensor
+    delta: Tensor
+
+
+Parts = dict[int, list[_Part]]
+"""Parts of the gradient by backward pass, because a pass may end before it reaches the matrix."""
 
 _current = torch._C._current_graph_task_id
 
 
 class _Gather(Function):
-    """The matrix itself; autograd comes here last, when every product has left its part of the gradient."""
+    """Return the matrix. Its backward runs last, when every product has left its part."""
 
     @staticmethod
-    def forward(ctx, m: Tensor, taken: Taken) -> Tensor:
-        ctx.taken = taken
+    def forward(ctx, m: Tensor, parts: Parts) -> Tensor:
+        ctx.parts = parts
         ctx.set_materialize_grads(False)
         return m.view_as(m)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, _) -> tuple[Tensor | None, None]:
-        parts = ctx.taken.pop(_current(), None)
+        parts = ctx.parts.pop(_current(), None)
         if parts is None:
             return None, None
-        rows, deltas = (torch.cat(part, -2) for part in zip(*parts, strict=True))
+        rows = torch.cat([part.rows for part in parts], -2)
+        deltas = torch.cat([part.delta for part in parts], -2)
         return rows.mT @ deltas, None
 
 
 class _Product(Function):
+    """Multiply, and leave the part of the matrix's gradient to :class:`_Gather`."""
+
     @staticmethod
-    def forward(ctx, x: Tensor, m: Tensor, taken: Taken) -> Tensor:
+    def forward(ctx, x: Tensor, m: Tensor, parts: Parts) -> Tensor:
         ctx.save_for_backward(x, m)
-        ctx.taken = taken
+        ctx.parts = parts
         return x @ m
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:
         x, m = ctx.saved_tensors
-        ctx.taken.setdefault(_current(), []).append((x, grad))
+        ctx.parts.setdefault(_current(), []).append(_Part(x, grad))
         return grad @ m.mT, None, None
 
 
 class Shared:
-    r"""$x_t \mapsto x_t M$ for many t. The gradient of M is $\sum_t x_t^\top \delta_t$: one product, not one a step.
+    r"""Compute $x_t M$ for many t, with one product for the gradient of M.
+
+    The gradient is $\sum_t x_t^\top \delta_t$. Autograd would compute one product per step.
 
     Args:
         m: ``(*, N, K)``.
@@ -62,11 +77,13 @@ class Shared:
     """
 
     def __init__(self, m: Tensor) -> None:
-        self._taken: Taken = {}
-        self._m = (
-            _Gather.apply(m, self._taken) if torch.is_grad_enabled() and m.requires_grad else m
-        )
+        self._parts: Parts = {}
+        self._m = m
+        if torch.is_grad_enabled() and m.requires_grad:
+            self._m = _Gather.apply(m, self._parts)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """``(*, rows, N)`` to ``(*, rows, K)``."""
-        return _Product.apply(x, self._m, self._taken) if self._m.requires_grad else x @ self._m
+        """Map ``(*, rows, N)`` to ``(*, rows, K)``."""
+        if self._m.requires_grad:
+            return _Product.apply(x, self._m, self._parts)
+        return x @ self._m

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 PAD, START, END, UNKNOWN = range(4)
 SPECIAL = ("<pad>", "<start>", "<end>", "<unk>")
 OWN = (0, 7, 8, 9)
-"""Combining classes of marks that are no accents: vowel signs, and what makes another letter or joins two."""
-# What goes on with a word though re does not count it: marks (of its 16-bit characters, for which it has a table), joiners.
+"""Combining classes of marks that are not accents: vowel signs, marks that make or join letters."""
+# Characters inside a word that \w does not match: joiners and the 16-bit combining marks.
 MARKS = "\u200c\u200d" + "".join(
     c for c in map(chr, range(0x10000)) if unicodedata.category(c).startswith("M")
 )
@@ -22,7 +22,9 @@ Words = tuple[str, ...]
 
 
 def words(text: str) -> Words:
-    """Lower case, without accents, cut into words and punctuation; an apostrophe inside a word belongs to it.
+    """Split a text into words and punctuation, in lower case and without accents.
+
+    An apostrophe inside a word belongs to it.
 
     Example:
         >>> words("¿No está aquí?"), words("I don’t know."), words("№ 5")
@@ -30,15 +32,14 @@ def words(text: str) -> Words:
         >>> words("हिन्दी में।")
         ('हिन्दी', 'में', '।')
     """
-    # Some signs, as №, have letters in them that are capital only once they are taken apart.
+    # Signs such as № decompose into capital letters, so lower() comes after normalize().
     parts = unicodedata.normalize("NFKD", text.replace("’", "'")).lower()
-    return tuple(
-        WORD.findall("".join(part for part in parts if unicodedata.combining(part) in OWN))
-    )
+    plain = "".join(part for part in parts if unicodedata.combining(part) in OWN)
+    return tuple(WORD.findall(plain))
 
 
 class Vocabulary:
-    """Words by number, the special ones first."""
+    """Map words to numbers and back. The special words have the first numbers."""
 
     def __init__(self, known: Sequence[str]) -> None:
         self.words = [*SPECIAL, *known]
@@ -46,18 +47,15 @@ class Vocabulary:
 
     @classmethod
     def of(cls, sentences: Iterable[Words], at_least: int = 1) -> Vocabulary:
-        """The words that occur so often, the frequent ones first.
+        """Collect the words that occur at least so often, the most frequent first.
 
         Example:
             >>> Vocabulary.of([("a", "b"), ("b", "c"), ("c", "b")], at_least=2).words[4:]
             ['b', 'c']
         """
         counts = Counter(word for sentence in sentences for word in sentence)
-        known = sorted(
-            (word for word in counts if counts[word] >= at_least),
-            key=lambda word: (-counts[word], word),
-        )
-        return cls(known)
+        known = [word for word in counts if counts[word] >= at_least]
+        return cls(sorted(known, key=lambda word: (-counts[word], word)))
 
     def __len__(self) -> int:
         return len(self.words)
@@ -66,14 +64,14 @@ class Vocabulary:
         return word in self._numbers
 
     def numbers(self, sentence: Words) -> list[int]:
-        """The numbers of a sentence's words and of its end."""
+        """Return the numbers of a sentence's words and of its end."""
         return [*(self._numbers.get(word, UNKNOWN) for word in sentence), END]
 
     def text(self, numbers: Iterable[int]) -> str:
-        """The words up to the end, with spaces between."""
-        told = []
+        """Return the words up to the end, separated by spaces."""
+        found = []
         for number in numbers:
             if number in (END, PAD):
                 break
-            told.append(self.words[number])
-        return " ".join(told)
+            found.append(self.words[number])
+        return " ".join(found)
