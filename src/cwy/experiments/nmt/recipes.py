@@ -1,4 +1,4 @@
-"""Settings of translation, by name. Those of the paper are never edited: a change is a new name."""
+"""Named settings of translation. Those of the paper are never edited: a change gets a new name."""
 
 from __future__ import annotations
 
@@ -17,16 +17,18 @@ class NmtConfig(RecurrentConfig):
     """Settings of translation.
 
     Attributes:
-        file: tab-separated pairs in UTF-8; None is Tatoeba, column 1 English and column 2 Spanish.
+        file: tab-separated pairs in UTF-8. None is Tatoeba, column 1 English and column 2 Spanish.
         columns: which column is translated into which.
-        pairs: how many different pairs are taken, drawn by the seed; None is all.
-        validation: the part of the training pairs that is held out in the test pairs' place, as when a rate is chosen.
-        min_count: how often a word must occur in the training pairs to be known; the others are one unknown word.
-        embedding_size: features of a word.
-        embedding_scale: standard deviation of the embeddings at their start.
-        epochs: times that the training pairs are seen.
+        pairs: number of distinct pairs to use, drawn by the seed. None is all.
+        validation: fraction of the training pairs to hold out in place of the test pairs, for
+            example to choose a learning rate.
+        min_count: how often a word must occur in the training pairs to be known. The others are
+            one unknown word.
+        embedding_size: features per word.
+        embedding_scale: standard deviation of the initial embeddings.
+        epochs: passes over the training pairs.
         bucket: lengths are padded to multiples of this.
-        test_batch_size: pairs at once in an evaluation.
+        test_batch_size: pairs per batch of an evaluation.
     """
 
     file: str | None = None
@@ -47,27 +49,43 @@ class NmtConfig(RecurrentConfig):
 
     def with_settings(self, assignments: Iterable[str]) -> Self:
         made = super().with_settings(assignments)
+        if made.file is None:
+            return made
         # The run may be resumed from another folder.
-        return made if made.file is None else replace(made, file=str(Path(made.file).absolute()))
+        return replace(made, file=str(Path(made.file).absolute()))
 
 
 def paper(method: str, reflections: int | None = None) -> NmtConfig:
-    """N = 1024, batch 64, 10 epochs of Adam at 1e-2 for all parameters, abs; the initial Q at random."""
+    """Return the paper's settings: N = 1024, batch 64, abs, a random initial Q.
+
+    Adam takes 10 epochs at 1e-2 for all parameters.
+    """
     return NmtConfig(
-        hidden_size=1024, reflections=reflections, batch_size=64, optimizer="adam", lr=1e-2, orthogonal_lr=1e-2, log_every=50,
-        save_every=1500, **start(method, "random", "abs"),
-    )  # fmt: skip
+        hidden_size=1024,
+        reflections=reflections,
+        batch_size=64,
+        optimizer="adam",
+        lr=1e-2,
+        orthogonal_lr=1e-2,
+        log_every=50,
+        save_every=1500,
+        **start(method, "random", "abs"),
+    )
 
 
 def tanh(method: str, reflections: int | None = None) -> NmtConfig:
-    """The paper's with tanh in place of abs, with which the same network learns far less; Adam at 1e-3."""
+    """Return the paper's settings with tanh and Adam at 1e-3.
+
+    The same network learns far less with abs.
+    """
     return replace(paper(method, reflections), nonlinearity="tanh", lr=1e-3, orthogonal_lr=1e-3)
 
 
 def small(method: str) -> NmtConfig:
-    """Few pairs and small networks, for a CPU: two minutes, for short sentences that can be understood.
+    """Return settings for a CPU: two minutes, for understandable translations of short sentences.
 
-    ReLU and small embeddings: with abs, or embeddings of scale 1, an orthogonal network learns far slower.
+    With abs, or embeddings of scale 1, an orthogonal network learns far slower than with ReLU and
+    small embeddings.
     """
     return replace(
         paper(method),
