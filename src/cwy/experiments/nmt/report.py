@@ -1,29 +1,53 @@
-"""How translation is reported: the loss a word, the paper's own measures beside its Tables 3 and 5, BLEU, and the time."""
+"""Report translation: the loss per word, the measures of the paper's tables, BLEU, the time."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from statistics import mean, median
+from typing import NamedTuple
 
 from ..report.describe import Column, Config, Curve, Description, Series
 from ..report.runs import Run
 from ..report.words import duration, listed
 from .recipes import paper
 
-# Tables 3 and 5: test perplexity, 2^CE; cross-entropy and its standard error; minutes of 10 epochs; million parameters.
+
+class Published(NamedTuple):
+    """A row of the paper's Tables 3 and 5.
+
+    Attributes:
+        perplexity: 2^loss on the test part.
+        loss: cross-entropy and its standard error, if given.
+        minutes: time of 10 epochs.
+        parameters: in millions.
+    """
+
+    perplexity: float
+    loss: str | None
+    minutes: int
+    parameters: int
+
+    def __str__(self) -> str:
+        parts = [f"perplexity {self.perplexity}"]
+        if self.loss is not None:
+            parts.append(f"loss {self.loss}")
+        parts += [f"{self.minutes} min on a TPU", f"≈ {self.parameters} M parameters"]
+        return ", ".join(parts)
+
+
 PAPER = {
-    "rnn": (1.66, "0.74 ± .08", 148, 25),
-    "gru": (1.47, "0.56 ± .05", 173, 32),
-    "lstm": (1.46, "0.55 ± .05", 232, 37),
-    "scornn": (1.49, None, 1780, 25),
-    "rgd": (4.03, "2.01 ± .14", 1780, 25),
-    "exprnn": (1.51, None, 2960, 25),
-    ("cwy", 1024): (1.47, "0.56 ± .03", 1111, 25),
-    ("cwy", 512): (1.58, "0.66 ± .03", 338, 24),
-    ("cwy", 256): (1.56, "0.64 ± .06", 213, 23),
-    ("cwy", 128): (1.41, "0.50 ± .01", 198, 23),
-    ("cwy", 64): (1.52, "0.60 ± .01", 175, 23),
+    "rnn": Published(1.66, "0.74 ± .08", 148, 25),
+    "gru": Published(1.47, "0.56 ± .05", 173, 32),
+    "lstm": Published(1.46, "0.55 ± .05", 232, 37),
+    "scornn": Published(1.49, None, 1780, 25),
+    "rgd": Published(4.03, "2.01 ± .14", 1780, 25),
+    "exprnn": Published(1.51, None, 2960, 25),
+    "cwy-1024": Published(1.47, "0.56 ± .03", 1111, 25),
+    "cwy-512": Published(1.58, "0.66 ± .03", 338, 24),
+    "cwy-256": Published(1.56, "0.64 ± .06", 213, 23),
+    "cwy-128": Published(1.41, "0.50 ± .01", 198, 23),
+    "cwy-64": Published(1.52, "0.60 ± .01", 175, 23),
 }
 
 LIKE = (
@@ -36,70 +60,81 @@ LIKE = (
     "pairs",
     "validation",
 )
-"""Settings that must be the paper's for its numbers to stand beside a run; epochs and rates differ, and it is said."""
+"""Settings that must equal the paper's for a comparison. Epochs and learning rates may differ."""
 SHOWN = 4
 """Methods that the headline names."""
 
 
 def epoch_seconds(run: Run) -> float | None:
-    """The median over epochs; the first, which records graphs, counts only where it is alone."""
+    """Return the median time of an epoch, without the first, which captures CUDA graphs.
+
+    A run of one epoch has the time of that one.
+    """
     ends = [0.0, *(row["seconds"] for row in run.metrics if row["split"] != "train")]
     times = [after - before for before, after in pairwise(ends)]
-    return median(times[1:] or times) if times else None
+    if not times:
+        return None
+    return median(times[1:] or times)
 
 
-def _last(metric: str):
-    """Of the test part, or, where a rate is being chosen, of the validation part."""
-    return lambda run: run.last(
-        "test" if run.config["validation"] is None else "validation", metric
-    )
+def _last(metric: str) -> Callable[[Run], float | None]:
+    """Return what reads the last value of a metric, on the part that was held out."""
+
+    def value(run: Run) -> float | None:
+        if run.config["validation"] is None:
+            return run.last("test", metric)
+        return run.last("validation", metric)
+
+    return value
 
 
 def _finding(series: Sequence[Series]) -> str:
-    losses = [
-        (one, [v for run in one.runs if (v := _last("loss")(run)) is not None]) for one in series
-    ]
-    known = sorted((mean(values), one.method, one.label) for one, values in losses if values)
-    # Of each method its best setting, and no more than fit a headline.
+    loss_of = _last("loss")
+    ranked = []
+    for one in series:
+        losses = [loss_of(run) for run in one.runs]
+        known = [loss for loss in losses if loss is not None]
+        if known:
+            ranked.append((mean(known), one.method, one.label))
+    # The best setting of each method, and no more than fit a headline.
     best: dict[str, str] = {}
-    for loss, method, label in known:
+    for loss, method, label in sorted(ranked):
         best.setdefault(method, f"{label} {loss:.3f}")
-    return f"{listed(list(best.values())[:SHOWN])} nats a word" if best else "not evaluated yet"
+    if not best:
+        return "not evaluated yet"
+    return f"{listed(list(best.values())[:SHOWN])} nats a word"
 
 
 def _published(config: Config) -> str | None:
     theirs = paper(config["method"]).to_dict()
     if any(config[name] != theirs[name] for name in LIKE):
         return None
-    method = config["method"]
-    key = (
-        (method, config["reflections"] or 1024)
-        if method == "cwy"
-        else "rgd"
-        if method.startswith("rgd-")
-        else method
-    )
-    if key not in PAPER:
+    row = PAPER.get(_name_in_paper(config))
+    if row is None:
         return None
-    perplexity, loss, minutes, size = PAPER[key]
-    told = [
-        f"perplexity {perplexity}",
-        *[f"loss {loss}"] * (loss is not None),
-        f"{minutes} min on a TPU",
-        f"≈ {size} M parameters",
-    ]
-    return ", ".join(told)
+    return str(row)
+
+
+def _name_in_paper(config: Config) -> str:
+    method = config["method"]
+    if method == "cwy":
+        return f"cwy-{config['reflections'] or 1024}"
+    if method.startswith("rgd-"):
+        return "rgd"
+    return method
 
 
 def _parameters(run: Run) -> float | None:
-    return run.record["parameters"] / 1e6 if run.record else None
+    if not run.record:
+        return None
+    return run.record["parameters"] / 1e6
 
 
-def _over_epochs(split: str, told: str) -> Curve:
+def _over_epochs(split: str, name: str) -> Curve:
     return Curve(
         split,
         "loss",
-        f"cross-entropy, nats a word ({told})",
+        f"cross-entropy, nats a word ({name})",
         split=split,
         along="epoch",
         along_label="epoch",
@@ -111,12 +146,14 @@ DESCRIPTIONS = {
     "nmt": Description(
         title="Translation",
         panels={"hidden_size": "N", "epochs": "epochs", "validation": "validation"},
-        about="Sentences are translated by an encoder and a decoder with additive attention: Tatoeba's from Spanish into "
-        "English, unless the settings name a file. Loss and perplexity are those of a word, in nats, with the words "
-        "before given. As we read the paper's tables, its loss is a mean over targets padded to the longest of the "
-        "corpus, and its perplexity 2^loss; both are given, too. BLEU is of greedy translations, lower-case and without "
-        "accents. All at the end of training, on pairs that were not seen. What is published is of ten epochs at a rate "
-        "of 1e-2.",
+        about="Sentences are translated by an encoder and a decoder with additive attention: "
+        "Tatoeba's from Spanish into English, unless the settings name a file. "
+        "Loss and perplexity are those of a word, in nats, with the words before given. "
+        "As we read the paper's tables, its loss is a mean over targets padded to the longest of "
+        "the corpus, and its perplexity 2^loss; both are given, too. "
+        "BLEU is of greedy translations, lower-case and without accents. "
+        "All at the end of training, on pairs that were not seen. "
+        "What is published is of ten epochs at a rate of 1e-2.",
         curves=(
             _over_epochs("test", "test"),
             _over_epochs("validation", "validation"),
@@ -135,4 +172,4 @@ DESCRIPTIONS = {
         finding=_finding,
         published=_published,
     )
-}  # fmt: skip
+}
