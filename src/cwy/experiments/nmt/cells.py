@@ -1,4 +1,4 @@
-"""Encoder and decoder of any method: a network over all words at once, and one step for where attention feeds back."""
+"""Recurrences of the translator: an encoder over all words, and single steps of the decoder."""
 
 from __future__ import annotations
 
@@ -17,18 +17,21 @@ CELLS: dict[str, Callable[..., nn.RNNCellBase]] = {
     "gru": nn.GRUCell,
     "lstm": nn.LSTMCell,
 }
-SHUT = 1e4  # what closes a gate, or opens it, to the last bit
+SATURATED = 1e4
+"""An input that opens or closes a gate exactly."""
 
 State = tuple[Tensor, ...]
-"""h ``(B, N)``; of an LSTM, h and c."""
+"""h ``(B, N)``, and c for an LSTM."""
 
 
 class Encoder(nn.Module):
-    """A recurrent network that reads padded sentences.
+    """Read padded sentences by a recurrent network.
+
+    Padding influences neither the states up to a sentence's end nor the state at the end.
 
     Returns:
-        From ``x (T, B, inputs)`` and ``real (B, T)``, true up to each sentence's end: the states ``(T, B, N)``, and the
-        state at each end. What is beyond an end has no influence on that, nor on the states before.
+        From ``x (T, B, inputs)`` and ``real (B, T)``, true up to each sentence's end: the states
+        ``(T, B, N)``, and the state at each end.
     """
 
     def __init__(
@@ -36,33 +39,50 @@ class Encoder(nn.Module):
     ) -> None:
         super().__init__()
         n = config.hidden_size
+        self.core: nn.Module
         if method not in BASELINES:
-            self.core: nn.Module = OrthogonalRNN(inputs, n, **_options(method, config, dtype))
+            options = _orthogonal_options(method, config, dtype)
+            self.core = OrthogonalRNN(inputs, n, **options)
             return
         check_baseline(method, config)
-        kind = {"nonlinearity": config.nonlinearity} if method == "rnn" else {}
-        # An LSTM has one more input: 1 beyond the end, it shuts the input gate and opens the forget gate, so that the
-        # cell is kept. Both gates are saturated, so that no gradient ever moves that column.
-        self.core = BASELINES[method](inputs + (method == "lstm"), n, dtype=dtype, **kind)
         if method == "lstm":
-            with torch.no_grad():
-                column = cast(Tensor, self.core.weight_ih_l0)[:, -1]
-                column.copy_(torch.tensor([-SHUT, SHUT, 0, 0], dtype=dtype).repeat_interleave(n))
+            self.core = _padded_lstm(inputs, n, dtype)
+        else:
+            options = _baseline_options(method, config)
+            self.core = BASELINES[method](inputs, n, dtype=dtype, **options)
 
     def forward(self, x: Tensor, real: Tensor) -> tuple[Tensor, State]:
-        gated = isinstance(self.core, nn.LSTM)
-        states, last = self.core(torch.cat([x, ~real.mT.unsqueeze(-1)], -1) if gated else x)
+        is_lstm = isinstance(self.core, nn.LSTM)
+        if is_lstm:
+            x = torch.cat([x, ~real.mT.unsqueeze(-1)], -1)
+        states, last = self.core(x)
         end = (real.sum(1) - 1).view(1, -1, 1).expand(1, -1, states.shape[-1])
         h = states.gather(0, end).squeeze(0)
-        return states, (h, last[1].squeeze(0)) if gated else (h,)
+        if is_lstm:
+            _, c = last
+            return states, (h, c.squeeze(0))
+        return states, (h,)
+
+
+def _padded_lstm(inputs: int, n: int, dtype: torch.dtype) -> nn.LSTM:
+    """Return an LSTM with one more input, which is 1 for padding and then keeps the cell.
+
+    It closes the input gate and opens the forget gate. Both gates are saturated, so that no
+    gradient ever moves its column of the weights.
+    """
+    core = nn.LSTM(inputs + 1, n, dtype=dtype)
+    gates = torch.tensor([-SATURATED, SATURATED, 0, 0], dtype=dtype)
+    with torch.no_grad():
+        cast(Tensor, core.weight_ih_l0)[:, -1].copy_(gates.repeat_interleave(n))
+    return core
 
 
 class Step(NamedTuple):
-    """A cell, its weights read once: ``state = advance(W x, R h, state)``.
+    """A cell whose weights were read once: ``state = advance(W x, R h, state)``.
 
     Attributes:
         weight: W ``(K, inputs)``.
-        bias: ``(K,)``, to be added to W x; or None.
+        bias: ``(K,)``, to be added to W x, or None.
         transition: R ``(K, N)``.
         advance: the rest of the step.
     """
@@ -74,56 +94,76 @@ class Step(NamedTuple):
 
 
 def cell(method: str, config: RecurrentConfig, inputs: int, dtype: torch.dtype) -> nn.Module:
-    """The decoder's cell: its parameters, as torch names them."""
+    """Return the decoder's cell, with parameters named as in torch."""
     if method not in BASELINES:
-        return OrthogonalRNNCell(inputs, config.hidden_size, **_options(method, config, dtype))
-    kind = {"nonlinearity": config.nonlinearity} if method == "rnn" else {}
-    return CELLS[method](inputs, config.hidden_size, dtype=dtype, **kind)
+        options = _orthogonal_options(method, config, dtype)
+        return OrthogonalRNNCell(inputs, config.hidden_size, **options)
+    options = _baseline_options(method, config)
+    return CELLS[method](inputs, config.hidden_size, dtype=dtype, **options)
 
 
 def step(core: nn.Module) -> Step:
-    """A cell, ready for all steps of a sentence: Q is formed here, once."""
-    weight, transition, bias = (
-        cast(Tensor, getattr(core, name)) for name in ("weight_ih", "weight_hh", "bias_ih")
-    )
+    """Read the weights of a cell for all steps of a sentence. Q is formed once, here."""
+    weight = cast(Tensor, core.weight_ih)
+    transition = cast(Tensor, core.weight_hh)
+    bias_ih = cast(Tensor, core.bias_ih)
     if isinstance(core, OrthogonalRNNCell):
-        f = NONLINEARITIES[cast(str, core.nonlinearity)]
-        threshold = bias if f.threshold else None
-        return Step(
-            weight,
-            None if f.threshold else bias,
-            transition,
-            lambda x, r, state: (f.define(x + r, threshold),),
-        )
-    more = cast(Tensor, core.bias_hh)
+        return _orthogonal_step(core, weight, bias_ih, transition)
+    bias_hh = cast(Tensor, core.bias_hh)
     if isinstance(core, nn.GRUCell):
-        return Step(weight, None, transition, lambda x, r, state: _gru(x, r, state, bias, more))
+
+        def advance(x: Tensor, r: Tensor, state: State) -> State:
+            return _gru(x, r, state, bias_ih, bias_hh)
+
+        return Step(weight, None, transition, advance)
     if isinstance(core, nn.LSTMCell):
-        return Step(weight, None, transition, lambda x, r, state: _lstm(x, r, state, bias, more))
-    f = torch.tanh if cast(nn.RNNCell, core).nonlinearity == "tanh" else torch.relu
-    return Step(weight, bias + more, transition, lambda x, r, state: (f(x + r),))
+
+        def advance(x: Tensor, r: Tensor, state: State) -> State:
+            return _lstm(x, r, state, bias_ih, bias_hh)
+
+        return Step(weight, None, transition, advance)
+    f = {"tanh": torch.tanh, "relu": torch.relu}[cast(nn.RNNCell, core).nonlinearity]
+    return Step(weight, bias_ih + bias_hh, transition, lambda x, r, state: (f(x + r),))
 
 
-def _gru(x: Tensor, r: Tensor, state: State, bias: Tensor, more: Tensor) -> State:
+def _orthogonal_step(
+    core: OrthogonalRNNCell, weight: Tensor, bias: Tensor, transition: Tensor
+) -> Step:
+    f = NONLINEARITIES[cast(str, core.nonlinearity)]
+    if f.threshold:
+        # The bias is the nonlinearity's threshold.
+        return Step(weight, None, transition, lambda x, r, state: (f.define(x + r, bias),))
+    return Step(weight, bias, transition, lambda x, r, state: (f.define(x + r, None),))
+
+
+def _gru(x: Tensor, r: Tensor, state: State, bias_ih: Tensor, bias_hh: Tensor) -> State:
+    (h,) = state
     if x.is_cuda:
-        return (torch.ops.aten._thnn_fused_gru_cell(x, r, state[0], bias, more)[0],)
-    (x_reset, x_update, x_new), (h_reset, h_update, h_new) = (
-        (x + bias).chunk(3, -1),
-        (r + more).chunk(3, -1),
-    )
-    reset, update = torch.sigmoid(x_reset + h_reset), torch.sigmoid(x_update + h_update)
-    return (torch.lerp(torch.tanh(x_new + reset * h_new), state[0], update),)
+        return (torch.ops.aten._thnn_fused_gru_cell(x, r, h, bias_ih, bias_hh)[0],)
+    x_reset, x_update, x_new = (x + bias_ih).chunk(3, -1)
+    h_reset, h_update, h_new = (r + bias_hh).chunk(3, -1)
+    reset = torch.sigmoid(x_reset + h_reset)
+    update = torch.sigmoid(x_update + h_update)
+    return (torch.lerp(torch.tanh(x_new + reset * h_new), h, update),)
 
 
-def _lstm(x: Tensor, r: Tensor, state: State, bias: Tensor, more: Tensor) -> State:
+def _lstm(x: Tensor, r: Tensor, state: State, bias_ih: Tensor, bias_hh: Tensor) -> State:
+    _, c = state
     if x.is_cuda:
-        return torch.ops.aten._thnn_fused_lstm_cell(x, r, state[1], bias, more)[:2]
-    i, f, g, o = (x + r + (bias + more)).chunk(4, -1)
-    c = torch.sigmoid(f) * state[1] + torch.sigmoid(i) * torch.tanh(g)
+        return torch.ops.aten._thnn_fused_lstm_cell(x, r, c, bias_ih, bias_hh)[:2]
+    i, f, g, o = (x + r + (bias_ih + bias_hh)).chunk(4, -1)
+    c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
     return torch.sigmoid(o) * torch.tanh(c), c
 
 
-def _options(method: str, config: RecurrentConfig, dtype: torch.dtype) -> dict[str, Any]:
+def _baseline_options(method: str, config: RecurrentConfig) -> dict[str, Any]:
+    """Return the options of a baseline. Only "rnn" takes a nonlinearity."""
+    if method == "rnn":
+        return {"nonlinearity": config.nonlinearity}
+    return {}
+
+
+def _orthogonal_options(method: str, config: RecurrentConfig, dtype: torch.dtype) -> dict[str, Any]:
     return {
         "nonlinearity": config.nonlinearity,
         "dtype": dtype,
