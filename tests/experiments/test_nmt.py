@@ -74,7 +74,9 @@ def test_a_file_is_split_once_and_for_all(tmp_path):
     seen = {source for source, _ in corpus.train}
     overlap = sum(source in seen for source, _ in corpus.held_out) / 20
     assert corpus.facts["held-out sentences seen in training"] == [overlap, 0]
-    assert set(corpus.target.words[4:]) == {word for _, target in corpus.train for word in target}
+    assert set(corpus.vocabularies.target.words[4:]) == {
+        word for _, target in corpus.train for word in target
+    }
     # What a rate is chosen on is a part of the training pairs.
     chosen = corpus_of(validation=0.25)
     assert set(chosen.train) | set(chosen.held_out) == set(corpus.train)
@@ -339,7 +341,7 @@ def test_batches_have_few_shapes_and_every_pair_once(pairs):
         for source, target, _ in batches
         for row in torch.cat([source, target], 1).tolist()
     ]
-    text = nmt.corpus.source.text, nmt.corpus.target.text
+    text = nmt.corpus.vocabularies.source.text, nmt.corpus.vocabularies.target.text
     said = [(text[0](row[: len(row) // 2]), text[1](row[len(row) // 2 :])) for row in rows]
     assert sorted(pair for pair in said if pair[1]) == sorted(
         (" ".join(a), " ".join(b)) for a, b in nmt.corpus.train

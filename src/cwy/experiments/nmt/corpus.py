@@ -1,120 +1,195 @@
-"""Pairs of sentences from a tab-separated file, cleaned, split and counted."""
+"""Read pairs of sentences from a tab-separated file, split them, and count words."""
 
 from __future__ import annotations
 
 import hashlib
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..data import DataError, tatoeba
 from .recipes import NmtConfig
 from .text import Vocabulary, Words, words
 
 TEST = 0.2
+"""The fraction of the pairs that is held out for the test."""
 
-Pair = tuple[Words, Words]
+
+class Pair(NamedTuple):
+    """A sentence and its translation."""
+
+    source: Words
+    target: Words
+
+
+class Lengths(NamedTuple):
+    """Numbers of words of a source and a target, with their ends."""
+
+    source: int
+    target: int
+
+
+class Vocabularies(NamedTuple):
+    """The words of both languages."""
+
+    source: Vocabulary
+    target: Vocabulary
+
+
+class Content(NamedTuple):
+    """The pairs of a file, and the number of its other lines."""
+
+    pairs: list[Pair]
+    bad_lines: int
+
+
+class _Split(NamedTuple):
+    train: list[Pair]
+    held_out: list[Pair]
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Training pairs and held-out ones, (source, target), none in both, with the vocabularies of the training pairs.
+    """Training pairs and held-out pairs, none in both, and the words of the training pairs.
 
     Attributes:
-        facts: what the record says of the data.
+        facts: the record's entries about the data.
     """
 
     train: list[Pair]
     held_out: list[Pair]
-    source: Vocabulary
-    target: Vocabulary
+    vocabularies: Vocabularies
     facts: dict[str, Any]
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What weights remember of their data: the words, the longest source in training, the file's hash."""
-        longest = max(len(source) for source, _ in self.train)
+        """Return what weights keep of their data.
+
+        These are the words, the length of the longest source in training, and the file's hash.
+        """
         return {
-            "source": self.source.words,
-            "target": self.target.words,
-            "longest": longest,
+            "source": self.vocabularies.source.words,
+            "target": self.vocabularies.target.words,
+            "longest": max(len(pair.source) for pair in self.train),
             "sha256": self.facts["sha256"],
         }
 
     @property
-    def longest(self) -> tuple[int, int]:
-        """Words of the longest source and target, their ends counted."""
-        lengths = [(len(source), len(target)) for source, target in (*self.train, *self.held_out)]
-        return max(source for source, _ in lengths) + 1, max(target for _, target in lengths) + 1
+    def longest(self) -> Lengths:
+        """Return the lengths of the longest source and of the longest target."""
+        pairs = [*self.train, *self.held_out]
+        source = max(len(pair.source) for pair in pairs)
+        target = max(len(pair.target) for pair in pairs)
+        return Lengths(source + 1, target + 1)
 
 
 def load(config: NmtConfig, seed: int) -> Corpus:
-    """The corpus of a run; the seed draws the split."""
-    content, name = (
-        (tatoeba.load(), "Tatoeba")
-        if config.file is None
-        else (_bytes(Path(config.file)), config.file)
-    )
-    found, bad = read(content, name, config.columns)
-    distinct = list(dict.fromkeys(found))
+    """Load the corpus of a run. The seed draws the split."""
+    if config.file is None:
+        name = "Tatoeba"
+        content = tatoeba.load()
+    else:
+        name = config.file
+        content = _bytes(Path(config.file))
+    found = read(content, name, config.columns)
+    distinct = list(dict.fromkeys(found.pairs))
     random.Random(seed).shuffle(distinct)  # noqa: S311
     chosen = distinct[: config.pairs]
-    count = round(TEST * len(chosen))
-    test, train = chosen[:count], chosen[count:]
+    split = _split(chosen, config.validation)
+    if not split.held_out or not split.train:
+        raise DataError(
+            f"{name} has too few different pairs, {len(chosen)}, "
+            "to train on some and to hold out others."
+        )
+    vocabularies = Vocabularies(
+        source=Vocabulary.of(_sources(split.train), config.min_count),
+        target=Vocabulary.of(_targets(split.train), config.min_count),
+    )
     part = "test"
     if config.validation is not None:
-        count = round(config.validation * len(train))
-        part, test, train = "validation", train[:count], train[count:]
-    if not test or not train:
-        raise DataError(
-            f"{name} has too few different pairs, {len(chosen)}, to train on some and to hold out others."
-        )
-    source, target = (
-        Vocabulary.of((pair[side] for pair in train), config.min_count) for side in (0, 1)
-    )
+        part = "validation"
     facts = {
         "file": name,
         "sha256": hashlib.sha256(content).hexdigest(),
-        "pairs": len(found),
-        "bad lines": bad,
-        "repeated pairs": len(found) - len(distinct),
-        "train": len(train),
-        part: len(test),
-        "vocabulary": [len(source), len(target)],
-        "held-out words unknown": [
-            _unknown(test, side, known) for side, known in enumerate((source, target))
-        ],
-        "held-out sentences seen in training": [_seen(test, train, side) for side in (0, 1)],
-        "mean words": [
-            round(sum(len(pair[side]) for pair in chosen) / len(chosen), 2) for side in (0, 1)
-        ],
+        "pairs": len(found.pairs),
+        "bad lines": found.bad_lines,
+        "repeated pairs": len(found.pairs) - len(distinct),
+        "train": len(split.train),
+        part: len(split.held_out),
+        **_word_facts(chosen, split, vocabularies),
     }
-    return Corpus(train, test, source, target, facts)
+    return Corpus(split.train, split.held_out, vocabularies, facts)
 
 
-def read(content: bytes, name: str, columns: str) -> tuple[list[Pair], int]:
-    """The pairs of a tab-separated text, and the number of lines that are none."""
+def _split(pairs: list[Pair], validation: float | None) -> _Split:
+    """Hold out the test pairs, or, of the other pairs, a fraction for validation."""
+    count = round(TEST * len(pairs))
+    test, train = pairs[:count], pairs[count:]
+    if validation is None:
+        return _Split(train=train, held_out=test)
+    count = round(validation * len(train))
+    return _Split(train=train[count:], held_out=train[:count])
+
+
+def _word_facts(
+    chosen: Sequence[Pair], split: _Split, vocabularies: Vocabularies
+) -> dict[str, list[Any]]:
+    """Return counts of words and sentences, each for the source and the target."""
+    sources = _sources(split.held_out)
+    targets = _targets(split.held_out)
+    return {
+        "vocabulary": [len(vocabularies.source), len(vocabularies.target)],
+        "held-out words unknown": [
+            _unknown(sources, vocabularies.source),
+            _unknown(targets, vocabularies.target),
+        ],
+        "held-out sentences seen in training": [
+            _seen(sources, _sources(split.train)),
+            _seen(targets, _targets(split.train)),
+        ],
+        "mean words": [_mean_length(_sources(chosen)), _mean_length(_targets(chosen))],
+    }
+
+
+def read(content: bytes, name: str, columns: str) -> Content:
+    """Read the pairs of a tab-separated text, and count the lines that are no pair."""
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise DataError(
-            f"{name} is not UTF-8: byte {content[error.start]:#04x} at {error.start}. Convert it first."
-        ) from None
+        byte = f"byte {content[error.start]:#04x} at {error.start}"
+        raise DataError(f"{name} is not UTF-8: {byte}. Convert it first.") from None
     if "\0" in text:
         raise DataError(f"{name} is no text in UTF-8: it has zero bytes. Convert it first.")
-    pairs, bad = [], 0
+    pairs = []
+    bad_lines = 0
     for line in text.split("\n"):
-        # What follows the second column, such as an attribution, is left out.
-        first, second, *_ = (*map(words, line.split("\t", 2)[:2]), (), ())
-        if first and second:
-            pairs.append((first, second) if columns == "1-2" else (second, first))
+        pair = _pair(line, columns)
+        if pair is not None:
+            pairs.append(pair)
         elif line.strip():
-            bad += 1
+            bad_lines += 1
     if not pairs:
-        why = f"its {bad} lines are something else" if bad else "it is empty"
-        raise DataError(f"{name} holds no pair of sentences with a tab between: {why}.")
-    return pairs, bad
+        reason = "it is empty"
+        if bad_lines:
+            reason = f"its {bad_lines} lines are something else"
+        raise DataError(f"{name} holds no pair of sentences with a tab between: {reason}.")
+    return Content(pairs, bad_lines)
+
+
+def _pair(line: str, columns: str) -> Pair | None:
+    """Read the first two columns of a line. More columns, such as an attribution, are ignored."""
+    texts = line.split("\t", 2)
+    if len(texts) < 2:
+        return None
+    first = words(texts[0])
+    second = words(texts[1])
+    if not first or not second:
+        return None
+    if columns == "1-2":
+        return Pair(source=first, target=second)
+    return Pair(source=second, target=first)
 
 
 def _bytes(path: Path) -> bytes:
@@ -124,11 +199,25 @@ def _bytes(path: Path) -> bytes:
         raise DataError(f"cannot read the file {path}: {error.strerror}.") from error
 
 
-def _unknown(pairs: list[Pair], side: int, known: Vocabulary) -> float:
-    every = [word for pair in pairs for word in pair[side]]
+def _sources(pairs: Sequence[Pair]) -> list[Words]:
+    return [pair.source for pair in pairs]
+
+
+def _targets(pairs: Sequence[Pair]) -> list[Words]:
+    return [pair.target for pair in pairs]
+
+
+def _unknown(sentences: Sequence[Words], known: Vocabulary) -> float:
+    """Return the fraction of words that are not in a vocabulary."""
+    every = [word for sentence in sentences for word in sentence]
     return round(sum(word not in known for word in every) / len(every), 4)
 
 
-def _seen(pairs: list[Pair], train: list[Pair], side: int) -> float:
-    seen = {pair[side] for pair in train}
-    return round(sum(pair[side] in seen for pair in pairs) / len(pairs), 4)
+def _seen(sentences: Sequence[Words], train: Sequence[Words]) -> float:
+    """Return the fraction of sentences that occur in training."""
+    seen = set(train)
+    return round(sum(sentence in seen for sentence in sentences) / len(sentences), 4)
+
+
+def _mean_length(sentences: Sequence[Words]) -> float:
+    return round(sum(len(sentence) for sentence in sentences) / len(sentences), 2)

@@ -19,94 +19,115 @@ from .figure import attention_map
 from .model import Translator, data_of
 from .recipes import NmtConfig
 from .task import Translation
-from .text import END, SPECIAL, START, Words, words
+from .text import END, SPECIAL, START, Vocabulary, Words, words
 
 Say = Callable[[str], object]
 
 
-class Spoken(NamedTuple):
-    """A sentence, its translation, and what should be said of it."""
+class Translated(NamedTuple):
+    """A sentence, its translation, and notes on both."""
 
     source: Words
     target: str
     notes: list[str]
 
 
+class HeldOut(NamedTuple):
+    """The translation of a held-out sentence, and its reference."""
+
+    translation: Translated
+    reference: str
+
+
 class Interpreter:
-    """The translator of a run, from its folder alone: the data are not needed.
+    """Translate by the network of a run folder, without the data of the run.
 
     Args:
-        path: the run folder. Of a run that has not ended, the last checkpoint is used.
+        path: the run folder. A run that has not ended is read from its last checkpoint.
         device: where to translate.
-        say: is told of checkpoints that are damaged.
+        say: prints which checkpoints are damaged.
     """
 
     def __init__(self, path: Path, device: str, say: Say) -> None:
         folder = Folder(path)
         self.settings = folder.settings()
-        if self.settings.task != Translation.name:
+        task = self.settings.task
+        if task != Translation.name:
             raise ConfigError(
-                f"{path} is a run of {self.settings.task}, which translates nothing. Train one: cwy train nmt/small"
+                f"{path} is a run of {task}, which translates nothing. "
+                "Train one: cwy train nmt/small"
             )
         self.config = cast(NmtConfig, self.settings.config)
         self.model = _model(path, self.settings, folder.read_weights(say)).to(device).eval()
 
-    def translate(self, text: str, beams: int = 1) -> Spoken:
-        """A translation of a sentence; one without words has none."""
-        (source, target), longest = self.model.vocabularies, self.model.data["longest"]
-        found, notes = words(text), []
-        if unknown := [word for word in dict.fromkeys(found) if word not in source]:
+    def translate(self, text: str, beams: int = 1) -> Translated:
+        """Return the translation of a sentence, which is empty for a sentence without words."""
+        vocabularies = self.model.vocabularies
+        longest = self.model.data["longest"]
+        sentence = words(text)
+        if not sentence:
+            return Translated(sentence, "", ["there is no word in it"])
+        notes = []
+        unknown = [word for word in dict.fromkeys(sentence) if word not in vocabularies.source]
+        if unknown:
             notes.append(f"not known: {', '.join(unknown)}")
-        if len(found) > longest:
+        if len(sentence) > longest:
             notes.append(
-                f"{len(found)} words, the longest sentence in training had {longest}: do not rely on it"
+                f"{len(sentence)} words, the longest sentence in training had {longest}: "
+                "do not rely on it"
             )
-        if not found:
-            return Spoken(found, "", ["there is no word in it"])
-        (said,) = decode(
-            self.model,
-            self._tensor(source.numbers(found)),
-            2 * min(len(found), longest) + 10,
-            beams,
-        )
-        return Spoken(found, target.text(said), notes)
+        source = self._tensor(vocabularies.source.numbers(sentence))
+        limit = 2 * min(len(sentence), longest) + 10
+        (target,) = decode(self.model, source, limit, beams)
+        return Translated(sentence, vocabularies.target.text(target), notes)
 
     @torch.no_grad()
-    def draw(self, spoken: Spoken, path: Path) -> None:
-        """Draws what each word of a translation attended to."""
-        source, target = self.model.vocabularies
-        said = target.numbers(tuple(spoken.target.split()))
-        weights = self.model.attention(
-            self._tensor(source.numbers(spoken.source)), self._tensor([START, *said[:-1]])
-        )
-        heard = [word if word in source else f"{word} (unknown)" for word in spoken.source]
+    def draw(self, translation: Translated, path: Path) -> None:
+        """Draw the attention of each word of a translation."""
+        vocabularies = self.model.vocabularies
+        target = tuple(translation.target.split())
+        source = self._tensor(vocabularies.source.numbers(translation.source))
+        given = self._tensor([START, *vocabularies.target.numbers(target)[:-1]])
+        weights = self.model.attention(source, given)
+        shown = [_shown(word, vocabularies.source) for word in translation.source]
         attention_map(
-            weights[0].cpu(), [*heard, SPECIAL[END]], [*spoken.target.split(), SPECIAL[END]], path
+            weights[0].cpu(),
+            source=[*shown, SPECIAL[END]],
+            target=[*target, SPECIAL[END]],
+            path=path,
         )
 
-    def held_out(self, count: int, beams: int = 1) -> Iterator[tuple[Spoken, str]]:
-        """The first held-out pairs of the run, in the order of the split: each with its translation and its reference."""
+    def held_out(self, count: int, beams: int = 1) -> Iterator[HeldOut]:
+        """Yield the first held-out pairs of the run, in the order of the split."""
         corpus = load(self.config, self.settings.seed)
         if not self.model.data.items() <= corpus.identity.items():
             raise ConfigError(
                 "the data have changed since the run: what it did not see can't be told any more."
             )
-        for source, target in corpus.held_out[:count]:
-            yield self.translate(" ".join(source), beams), " ".join(target)
+        for pair in corpus.held_out[:count]:
+            translation = self.translate(" ".join(pair.source), beams)
+            yield HeldOut(translation, reference=" ".join(pair.target))
 
     def _tensor(self, numbers: Iterable[int]) -> Tensor:
         return torch.tensor([list(numbers)], device=self.model.score.device)
 
 
+def _shown(word: str, known: Vocabulary) -> str:
+    if word in known:
+        return word
+    return f"{word} (unknown)"
+
+
 def _model(path: Path, settings: Settings, weights: dict[str, Tensor]) -> Translator:
-    config, dtype = cast(NmtConfig, settings.config), PRECISIONS[settings.precision]
+    config = cast(NmtConfig, settings.config)
+    dtype = PRECISIONS[settings.precision]
     try:
         if "_extra_state" not in weights:
             raise ConfigError("they hold no words")
         model = Translator(settings.method, config, data_of(weights["_extra_state"]), dtype)
         model.load_state_dict(weights)
     except (ValueError, RuntimeError) as error:
-        # Of torch's list of what does not fit, the first.
+        # torch lists everything that does not fit. The first line is enough.
         reason = str(error).splitlines()[:2][-1].strip().rstrip(".")
         raise Damaged(
             f"the weights in {path} ({WEIGHTS}) are not those of its settings: {reason}."

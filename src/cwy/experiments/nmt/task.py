@@ -1,9 +1,10 @@
-"""Translation: a sentence is read word by word, and said in another language."""
+"""Translation: read a sentence word by word, and write it in another language."""
 
 from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any, cast
 
@@ -15,8 +16,8 @@ from ...parametrizations import METHODS
 from ..data import DataError
 from ..engine.task import Batch, Settings
 from ..recurrent import BASELINES, RecurrentTask
-from .buckets import buckets, padded, plan, steps
-from .corpus import load
+from .buckets import PlannedBatch, count_batches, make_buckets, padded, plan
+from .corpus import Pair, load
 from .decode import decode
 from .model import Translator
 from .recipes import RECIPES, NmtConfig
@@ -24,11 +25,13 @@ from .text import PAD, START
 
 
 class Translation(RecurrentTask):
-    """Pairs of sentences; the loss is the cross-entropy of a target's words and end, with those before given.
+    """Translate sentences: the loss is the cross-entropy of each word of the target and of its end.
 
-    Every epoch sees each training pair once, in batches of like length, drawn by the seed; so is the split. An evaluation
-    gives the loss a word and its perplexity, and the paper's measures: every target padded to the longest of the corpus, and
-    perplexity 2^loss. The last one gives BLEU of greedy translations, too, by sacrebleu.
+    The words before each are given. Every epoch sees each training pair once, in batches of similar
+    length. The seed draws the batches and the split. An evaluation gives the loss per word and its
+    perplexity. It also gives the paper's measures: the loss over targets padded to the longest of
+    the corpus, and perplexity 2^loss. The last evaluation adds BLEU of greedy translations by
+    sacrebleu.
     """
 
     name = "nmt"
@@ -41,12 +44,23 @@ class Translation(RecurrentTask):
         super().__init__(settings, device)
         if find_spec("sacrebleu") is None:
             raise DataError('translation needs sacrebleu. To install: pip install "cwy[nmt]"')
-        c = self.config
-        self.corpus = load(c, settings.seed)
-        words = self.corpus.source, self.corpus.target
-        self.train = buckets(self.corpus.train, *words, c.bucket, c.batch_size, device)
-        self.held_out = buckets(self.corpus.held_out, *words, c.bucket, c.test_batch_size, device)
-        self._plan: tuple[int, list[tuple[int, Tensor]]] = -1, []
+        self.corpus = load(self.config, settings.seed)
+        self.train = make_buckets(
+            self.corpus.train,
+            self.corpus.vocabularies,
+            width=self.config.bucket,
+            at_least=self.config.batch_size,
+            device=device,
+        )
+        self.held_out = make_buckets(
+            self.corpus.held_out,
+            self.corpus.vocabularies,
+            width=self.config.bucket,
+            at_least=self.config.test_batch_size,
+            device=device,
+        )
+        self._planned_epoch = -1
+        self._plan: list[PlannedBatch] = []
 
     @classmethod
     def methods(cls) -> list[str]:
@@ -59,26 +73,27 @@ class Translation(RecurrentTask):
 
     @property
     def epoch(self) -> int:
-        return steps(self.train, self.config.batch_size)
+        return count_batches(self.train, self.config.batch_size)
 
     @property
     def iterations(self) -> int:
         return self.config.epochs * self.epoch
 
     def model(self) -> Translator:
-        return Translator(self.settings.method, self.config, self.corpus.identity, self.dtype).to(
-            self.device
-        )
+        model = Translator(self.settings.method, self.config, self.corpus.identity, self.dtype)
+        return model.to(self.device)
 
     def batch(self, step: int) -> Batch:
         epoch, index = divmod(step, self.epoch)
-        if self._plan[0] != epoch:
+        if self._planned_epoch != epoch:
             # On the host, which must know the shape of every batch.
             generator = self.generator("epoch", epoch, device="cpu")
-            self._plan = epoch, plan(self.train, self.config.batch_size, generator)
-        number, rows = self._plan[1][index]
-        source, target = (part[rows] for part in self.train[number])
-        # The mean over rows, weighted so, is the mean over words, however the rows are shared out.
+            self._plan = plan(self.train, self.config.batch_size, generator)
+            self._planned_epoch = epoch
+        number, rows = self._plan[index]
+        source = self.train[number].source[rows]
+        target = self.train[number].target[rows]
+        # With these weights the mean over rows is the mean over words, on any number of processes.
         weight = len(rows) / (target != PAD).sum().to(self.dtype)
         return source, target, weight.expand(len(rows)).contiguous()
 
@@ -87,50 +102,56 @@ class Translation(RecurrentTask):
         return (_costs(model, source, target) * weight).mean(), {}
 
     def evaluate(self, model: nn.Module) -> dict[str, dict[str, float]]:
-        total, words = torch.zeros((), dtype=torch.float64, device=self.device), 0
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        words = 0
         for bucket in self.held_out:
-            # Without the row that fills up.
-            for source, target in zip(
-                *(side[:-1].split(self.config.test_batch_size) for side in bucket), strict=True
-            ):
+            for source, target in bucket.batches(self.config.test_batch_size):
                 self.heed()
                 total += _costs(model, source, target).double().sum()
                 words += (target != PAD).sum()
         loss = float(total / words)
-        over_all = float(total) / (len(self.corpus.held_out) * self.corpus.longest[1])
-        # A perplexity too large to write is one that a run can't go on with anyway.
-        papers = {"paper_loss": over_all, "paper_perplexity": 2 ** min(over_all, 500)}
-        return {self._part: {"loss": loss, "perplexity": math.exp(min(loss, 500)), **papers}}
+        paper_loss = float(total) / (len(self.corpus.held_out) * self.corpus.longest.target)
+        metrics = {
+            "loss": loss,
+            # Capped, so that a diverging run overflows no float.
+            "perplexity": math.exp(min(loss, 500)),
+            "paper_loss": paper_loss,
+            "paper_perplexity": 2 ** min(paper_loss, 500),
+        }
+        return {self._part: metrics}
 
     def at_end(self, model: nn.Module) -> dict[str, dict[str, float]]:
         from sacrebleu import corpus_bleu
 
-        pairs, size, said = (
-            sorted(self.corpus.held_out, key=lambda pair: len(pair[0])),
-            self.config.test_batch_size,
-            [],
-        )
+        pairs = sorted(self.corpus.held_out, key=lambda pair: len(pair.source))
+        size = self.config.test_batch_size
+        translations: list[str] = []
         for first in range(0, len(pairs), size):
             self.heed()
-            source = padded(
-                [self.corpus.source.numbers(words) for words, _ in pairs[first : first + size]]
-            ).to(self.device)
-            said += map(
-                self.corpus.target.text,
-                decode(cast(Translator, model), source, 2 * source.shape[1]),
-            )
-        # The references as they are, words that are not known included.
-        meant = [" ".join(target) for _, target in pairs]
-        # Forced: the text is meant to be cut into words already.
-        return {self._part: {"bleu": corpus_bleu(said, [meant], force=True).score}}
+            translations += self._translate(model, pairs[first : first + size])
+        # The references keep words that are not in the vocabulary.
+        references = [" ".join(pair.target) for pair in pairs]
+        # force: the text is split into words on purpose.
+        bleu = corpus_bleu(translations, [references], force=True)
+        return {self._part: {"bleu": bleu.score}}
+
+    def _translate(self, model: nn.Module, pairs: Sequence[Pair]) -> list[str]:
+        """Return greedy translations of the sources."""
+        vocabularies = self.corpus.vocabularies
+        rows = [vocabularies.source.numbers(pair.source) for pair in pairs]
+        source = padded(rows).to(self.device)
+        decoded = decode(cast(Translator, model), source, limit=2 * source.shape[1])
+        return [vocabularies.target.text(numbers) for numbers in decoded]
 
     @property
     def _part(self) -> str:
-        return "test" if self.config.validation is None else "validation"
+        if self.config.validation is None:
+            return "test"
+        return "validation"
 
 
 def _costs(model: nn.Module, source: Tensor, target: Tensor) -> Tensor:
-    """The cross-entropy of each target, summed over its words and end."""
+    """Return the cross-entropy of each target, summed over its words and end."""
     given = pad(target[:, :-1], (1, 0), value=START)
     logits = model(source, given)
     costs = cross_entropy(

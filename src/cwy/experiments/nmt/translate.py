@@ -7,13 +7,29 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ..engine.config import ConfigError
-from .interpreter import Interpreter, Say
+from .interpreter import Interpreter, Say, Translated
 
 
 def translate(
-    run: Path, texts: Sequence[str] | None, beams: int, attention: Path | None, held_out: int | None, device: str, say: Say
-) -> None:  # fmt: skip
-    """Prints a translation of every text, or of every line of stdin; a blank line stays one."""
+    run: Path,
+    texts: Sequence[str] | None,
+    beams: int,
+    attention: Path | None,
+    held_out: int | None,
+    device: str,
+    say: Say,
+) -> None:
+    """Print a translation of every text, or of every line of stdin.
+
+    Args:
+        run: the folder of the run that translates.
+        texts: sentences, or None for the lines of stdin. A blank line stays blank.
+        beams: width of the beam search, 1 for greedy.
+        attention: file to draw the attention of one sentence to.
+        held_out: number of held-out pairs of the run to print, in place of texts.
+        device: where to translate.
+        say: prints notes.
+    """
     if attention is not None:
         _check_picture(attention, texts)
     if held_out is not None and texts:
@@ -22,30 +38,35 @@ def translate(
         )
     interpreter = Interpreter(run, device, say)
     if held_out is not None:
-        for number, (spoken, reference) in enumerate(interpreter.held_out(held_out, beams)):
-            print(f"{number}\t{' '.join(spoken.source)}\t{spoken.target}\t{reference}")
+        _print_held_out(interpreter, held_out, beams)
         return
     for text in texts or _lines():
-        spoken = interpreter.translate(text, beams)
-        for note in spoken.notes:
+        translation = interpreter.translate(text, beams)
+        for note in translation.notes:
             say(f"{text.strip()!r}: {note}.")
-        print(spoken.target, flush=True)
+        print(translation.target, flush=True)
         if attention is not None:
-            if not spoken.source:
-                raise ConfigError(
-                    "--attention: the sentence has no words, so there is nothing to draw."
-                )
-            try:
-                interpreter.draw(spoken, attention)
-            except OSError as error:
-                raise ConfigError(
-                    f"cannot write --attention {attention}: {error.strerror}."
-                ) from error
+            _draw(interpreter, translation, attention)
             say(f"the attention: {attention}")
 
 
+def _print_held_out(interpreter: Interpreter, count: int, beams: int) -> None:
+    for number, pair in enumerate(interpreter.held_out(count, beams)):
+        source = " ".join(pair.translation.source)
+        print(f"{number}\t{source}\t{pair.translation.target}\t{pair.reference}")
+
+
+def _draw(interpreter: Interpreter, translation: Translated, path: Path) -> None:
+    if not translation.source:
+        raise ConfigError("--attention: the sentence has no words, so there is nothing to draw.")
+    try:
+        interpreter.draw(translation, path)
+    except OSError as error:
+        raise ConfigError(f"cannot write --attention {path}: {error.strerror}.") from error
+
+
 def _lines() -> Iterator[str]:
-    """Those of stdin, each when it comes; one that is no text leaves those before it translated."""
+    """Yield each line of stdin when it arrives. Raise at the first that is not UTF-8."""
     for number, line in enumerate(sys.stdin.buffer, 1):
         try:
             yield line.decode("utf-8-sig")
