@@ -87,7 +87,7 @@ class Pixels(RecurrentTask):
 
 
 class PermutedPixels(Pixels):
-    """Read the same pixels in one fixed random order."""
+    """Read the pixels of MNIST in one random order, the same for all images."""
 
     name = "pmnist"
 

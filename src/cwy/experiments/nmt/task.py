@@ -25,13 +25,15 @@ from .text import PAD, START
 
 
 class Translation(RecurrentTask):
-    """Translate sentences: the loss is the cross-entropy of each word of the target and of its end.
+    """Translate sentences from Spanish to English, or between the columns of a file.
 
-    The words before each are given. Every epoch sees each training pair once, in batches of similar
-    length. The seed draws the batches and the split. An evaluation gives the loss per word and its
-    perplexity. It also gives the paper's measures: the loss over targets padded to the longest of
-    the corpus, and perplexity 2^loss. The last evaluation adds BLEU of greedy translations by
-    sacrebleu.
+    The loss is the cross-entropy of the target's words and its end, each given the words before it.
+    Every epoch sees each training pair once, in batches of similar length. The seed draws the
+    batches and the split.
+
+    An evaluation gives the loss per word and its perplexity. It also gives the paper's measures:
+    the loss over targets padded to the longest of the corpus, and perplexity 2^loss. The last
+    evaluation adds BLEU of greedy translations by sacrebleu.
     """
 
     name = "nmt"

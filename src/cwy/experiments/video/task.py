@@ -169,7 +169,7 @@ class Video(Task[VideoConfig]):
 
 
 class KTH(Video):
-    """Predict KTH: persons 1–12 train, 13–16 validate, 17–25 test, as far as videos are present."""
+    """Predict the next frame of KTH videos: persons 1–12 train, 13–16 validate, 17–25 test."""
 
     name = "kth"
     recipes = KTH_RECIPES
@@ -183,7 +183,7 @@ class KTH(Video):
 
 
 class Weizmann(Video):
-    """Predict Weizmann: five persons train, two validate, two test."""
+    """Predict the next frame of Weizmann videos: five persons train, two validate, two test."""
 
     name = "weizmann"
     recipes = WEIZMANN_RECIPES
@@ -192,7 +192,7 @@ class Weizmann(Video):
 
 
 class MovingMNIST(Video):
-    """Predict two moving digits."""
+    """Predict the next frame of two moving digits."""
 
     name = "movingmnist"
     recipes = MOVING_RECIPES
