@@ -94,9 +94,9 @@ def test_the_list_names_every_task_recipe_and_method():
 def test_the_help_of_a_recipe_shows_its_settings_for_a_method():
     done = run("train", "adding/small", "--method", "lstm,cwy", "--help")
     assert (done.returncode, done.stderr) == (0, "")
-    shown = dict(
-        re.findall(r"^(\w+) +(\S+) +\S", done.stdout[done.stdout.index("--set  ") :], re.MULTILINE)
-    )
+    # The option --set comes first, the table of settings last.
+    settings = done.stdout[done.stdout.rindex("--set  ") :]
+    shown = dict(re.findall(r"^(\w+) +(\S+) +\S", settings, re.MULTILINE))
     config = task.settings("adding/small", "lstm").config.to_dict()
     assert shown.keys() == config.keys()
     assert (shown["hidden_size"], shown["init"], shown["lr"]) == ("48", "none", "0.005")
