@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .corpus import Pair, Vocabularies
-from .text import END, PAD
+from .corpus import Pair
+from .text import END, PAD, Vocabularies
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from ..data import DataError, tatoeba
 from .recipes import NmtConfig
-from .text import Vocabulary, Words, words
+from .text import Vocabularies, Vocabulary, Words, words
 
 TEST = 0.2
 """The fraction of the pairs that is held out for the test."""
@@ -29,13 +29,6 @@ class Lengths(NamedTuple):
 
     source: int
     target: int
-
-
-class Vocabularies(NamedTuple):
-    """The words of both languages."""
-
-    source: Vocabulary
-    target: Vocabulary
 
 
 class Content(NamedTuple):

@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from ...ops._precision import full_precision
 from ..engine.config import ConfigError
 from .cells import Encoder, State, Step, cell, step
-from .corpus import Vocabularies
 from .recipes import NmtConfig
 from .shared import Shared
-from .text import PAD, SPECIAL, Vocabulary
+from .text import PAD, SPECIAL, Vocabularies, Vocabulary
 
 
 class Memory(NamedTuple):

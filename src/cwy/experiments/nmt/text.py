@@ -6,6 +6,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 PAD, START, END, UNKNOWN = range(4)
 SPECIAL = ("<pad>", "<start>", "<end>", "<unk>")
@@ -75,3 +76,10 @@ class Vocabulary:
                 break
             found.append(self.words[number])
         return " ".join(found)
+
+
+class Vocabularies(NamedTuple):
+    """The words of both languages."""
+
+    source: Vocabulary
+    target: Vocabulary
