@@ -208,7 +208,7 @@ def test_groups_can_be_added_to_a_joint_optimiser():
         sum(len(part.param_groups) for part in optimiser.parts) == len(optimiser.param_groups) == 7
     )
     alone = Joint([StiefelSGD([nn.Parameter(torch.eye(3))])])
-    with pytest.raises(ValueError, match="no part is an optimiser of free parameters"):
+    with pytest.raises(ValueError, match="no part is an optimizer of free parameters"):
         alone.add_param_group({"params": [nn.Parameter(torch.ones(3))]})
 
 

@@ -1,4 +1,4 @@
-"""Manifolds that parameters may live on: metrics, tangent vectors, retractions. Plain functions on tensors."""
+"""Manifolds of parameters: metrics, tangent vectors and retractions, as functions of tensors."""
 
 from . import stiefel
 

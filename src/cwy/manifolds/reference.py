@@ -1,11 +1,15 @@
-"""The paper's formulas as they stand, with their N x N matrices: what the fast functions are held to."""
+"""The paper's formulas with their N x N matrices, with which tests compare the fast functions."""
 
 import torch
 from torch import Tensor
 
 
 def generator(x: Tensor, g: Tensor, metric: str) -> Tensor:
-    r"""$A = \hat A - \hat A^H$ with $\hat A = G\Omega^H$ or, Euclidean, $G\Omega^H - \tfrac12\Omega\Omega^H G\Omega^H$."""
+    r"""Compute $A = \hat A - \hat A^H$.
+
+    $$ \hat A = G\Omega^H\ \text{(canonical)}, \quad
+       \hat A = G\Omega^H - \tfrac12\Omega\Omega^H G\Omega^H\ \text{(Euclidean)}. $$
+    """
     a = g @ x.mH
     if metric == "euclidean":
         a = a - x @ x.mH @ a / 2
@@ -15,7 +19,10 @@ def generator(x: Tensor, g: Tensor, metric: str) -> Tensor:
 def step(
     x: Tensor, g: Tensor, lr: float, metric: str = "canonical", retraction: str = "cayley"
 ) -> Tensor:
-    r"""One step of Riemannian gradient descent: $\mathrm{Cayley}(\eta A)\,\Omega$ or $\mathrm{qf}(\Omega - \eta A\Omega)$."""
+    r"""Take one step of Riemannian gradient descent.
+
+    $$ \mathrm{Cayley}(\eta A)\,\Omega \quad \text{or} \quad \mathrm{qf}(\Omega - \eta A\Omega). $$
+    """
     a = generator(x, g, metric)
     if retraction == "cayley":
         eye = torch.eye(x.shape[-2], dtype=x.dtype, device=x.device)

@@ -1,4 +1,4 @@
-"""Optimisers for weights that live on the Stiefel manifold, with torch's own interface."""
+"""Optimizers for weights on the Stiefel manifold, with the interface of torch's own."""
 
 from .adam import StiefelAdam
 from .hold import hold_length

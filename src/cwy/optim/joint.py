@@ -1,4 +1,4 @@
-"""Several optimisers as one."""
+"""Several optimizers as one."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from .base import KeepsPrecision, StiefelOptimizer, evaluated
+from .base import KeepsPrecision, StiefelOptimizer, evaluate
 
 
 class Joint(KeepsPrecision):
-    """Optimisers of different parameters, driven as one: one ``step``, one state dict, one scheduler.
+    """Drive optimizers of different parameters as one: one ``step``, state dict and scheduler.
 
-    Its groups and state are those of its parts, the very same objects, so that a scheduler or a gradient scaler need not know.
-    Its defaults are the settings that every part has: where each has ``momentum``, or each ``betas``, ``OneCycleLR`` and
-    ``CyclicLR`` can cycle it; of a mixture they refuse to, and take ``cycle_momentum=False``.
+    The groups and the state are those of the parts, the very same objects, so that a scheduler or
+    a gradient scaler needs no change. The defaults are the settings that every part has. If every
+    part has ``momentum``, or every part has ``betas``, ``OneCycleLR`` and ``CyclicLR`` can cycle
+    it. A mixture of both needs ``cycle_momentum=False``.
 
     Args:
-        parts: the optimisers. Hooks registered on a part run with its own step.
+        parts: the optimizers. Hooks registered on a part run with its own step.
 
     Example:
         >>> a, b = torch.nn.Parameter(torch.eye(3)), torch.nn.Parameter(torch.ones(3))
@@ -31,7 +32,9 @@ class Joint(KeepsPrecision):
     def __init__(self, parts: Sequence[Optimizer]) -> None:
         self.parts = list(parts)
         self._sizes = [len(part.param_groups) for part in self.parts]
-        settings = self.parts[0].defaults if self.parts else {}
+        settings: dict[str, Any] = {}
+        if self.parts:
+            settings = self.parts[0].defaults
         shared = {
             name: value
             for name, value in settings.items()
@@ -43,7 +46,10 @@ class Joint(KeepsPrecision):
         self._share()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds a group to the first part of its kind: one with ``"stiefel": True`` to an optimiser on the manifold."""
+        """Add a group to the first part of its kind.
+
+        A group with ``"stiefel": True`` goes to an optimizer on the manifold.
+        """
         if len(self.param_groups) < sum(self._sizes):
             super().add_param_group(param_group)
             return
@@ -54,17 +60,26 @@ class Joint(KeepsPrecision):
                 self.param_groups = [group for part in self.parts for group in part.param_groups]
                 self._sizes[i] += 1
                 return
-        which = "on the manifold" if wanted else "of free parameters"
+        kind = "of free parameters"
+        if wanted:
+            kind = "on the manifold"
         raise ValueError(
-            f"Joint: no part is an optimiser {which}. Make one, and a new Joint with it."
+            f"Joint: no part is an optimizer {kind}. Make one, and a new Joint with it."
         )
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step of every part; ``closure``, if given, is called once before, and its loss returned."""
-        loss = evaluated(closure)
+        """Take one step of every part.
+
+        Args:
+            closure: computes the loss and the gradients. It is called once, before the first part.
+
+        Returns:
+            What the closure returns, or None without one.
+        """
+        loss = evaluate(closure)
         for part in self.parts:
-            # A part that refuses its gradients or points does so before any has moved.
+            # A part that refuses its gradients or points raises before any parameter moves.
             if isinstance(part, StiefelOptimizer):
                 part.check()
         for part in self.parts:
@@ -74,9 +89,8 @@ class Joint(KeepsPrecision):
     def _share(self) -> None:
         groups = iter(self.param_groups)
         for part, size in zip(self.parts, self._sizes, strict=True):
-            part.__setstate__(
-                {"state": self.state, "param_groups": [next(groups) for _ in range(size)]}
-            )
+            theirs = [next(groups) for _ in range(size)]
+            part.__setstate__({"state": self.state, "param_groups": theirs})
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "parts": self.parts, "_sizes": self._sizes}

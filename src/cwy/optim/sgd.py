@@ -6,33 +6,35 @@ from typing import Any
 
 from torch import Tensor
 
-from ..manifolds import stiefel
-from .base import StiefelOptimizer
+from .base import Mixture, Rate, StiefelOptimizer, read_lr
 from .batch import Batch
 
 
 class StiefelSGD(StiefelOptimizer):
-    r"""Riemannian gradient descent: orthonormal matrices stay orthonormal (the paper's RGD-{C,E}-{C,QR}).
+    r"""Take Riemannian gradient steps, which keep orthonormal matrices orthonormal.
 
-    With the Riemannian gradient Z at X, momentum $\mu$ and the retraction R,
+    These are the paper's RGD-{C,E}-{C,QR}. With the Riemannian gradient Z at X, momentum $\mu$ and
+    the retraction R,
     $$ B \leftarrow \mu\,P_X(B) + Z, \qquad X \leftarrow R_X(-\eta B), $$
-    where $P_X$ projects to the tangent space. Matrices of one shape in a group are updated together. A step neither waits
-    for the device nor draws random numbers, and can be captured in a CUDA graph.
+    where $P_X$ projects to the tangent space. Matrices of one shape in a group are updated
+    together. A step on a GPU does not synchronize with the host and can be captured in a CUDA
+    graph. No step draws random numbers.
 
     Args:
-        params: parameters, or groups of them. On the manifold are matrices ``(*, N, M)`` with orthonormal columns; wide ones
-            with orthonormal rows. In a group ``"kernel": True`` flattens parameters from dimension 1, as
-            :func:`cwy.orthogonal` does with convolutions; ``"stiefel": False`` makes a group of free ones, for which this
-            is ``torch.optim.SGD``.
-        lr: the paper's $\eta$; a number or a tensor.
+        params: parameters, or groups of them. Each is a matrix ``(*, N, M)`` with orthonormal
+            columns, or a wide matrix with orthonormal rows. In a group, ``"kernel": True`` flattens
+            parameters from dimension 1, as :func:`cwy.orthogonal` does with convolutions. A group
+            with ``"stiefel": False`` has free parameters, which get the step of
+            ``torch.optim.SGD``.
+        lr: the paper's $\eta$, a number or a tensor.
         momentum: $\mu$.
         metric: "canonical" or "euclidean".
         retraction: "cayley" or "qr".
         maximize: whether to ascend.
-        error_if_nonfinite: whether a gradient that is not finite raises (which waits for the device) or counts as zero.
-            By default it raises on the CPU alone.
-        project: moves parameters that are not on the manifold, now or because they were written to later, to the nearest point
-            of it; by default they are refused.
+        error_if_nonfinite: whether a gradient that is not finite raises an error, which
+            synchronizes with the host, or counts as zero. By default it raises only on the CPU.
+        project: whether to move parameters that are off the manifold, now or after a later write,
+            to its nearest point. By default they raise an error.
 
     Example:
         >>> x = torch.nn.Parameter(torch.eye(5, 2))
@@ -61,34 +63,44 @@ class StiefelSGD(StiefelOptimizer):
         error_if_nonfinite: bool | None = None,
         project: bool = False,
     ) -> None:
-        step = {
+        defaults = {
             "lr": lr,
             "momentum": momentum,
             "metric": metric,
             "retraction": retraction,
             "maximize": maximize,
+            "error_if_nonfinite": error_if_nonfinite,
+            "project": project,
         }
-        super().__init__(
-            params, {**step, "error_if_nonfinite": error_if_nonfinite, "project": project}
-        )
+        super().__init__(params, defaults)
 
-    def _check(self, group: dict[str, Any]) -> None:
-        if not 0 <= group["momentum"] < 1:
+    def _check_group(self, group: dict[str, Any]) -> None:
+        momentum = group["momentum"]
+        if not 0 <= momentum < 1:
             raise ValueError(
-                f"StiefelSGD: momentum must be at least 0 and below 1, got {group['momentum']}."
+                f"StiefelSGD: momentum must be at least 0 and below 1, got {momentum}."
             )
-        super()._check(group)
+        super()._check_group(group)
 
-    def _update(self, group: dict[str, Any], batch: Batch) -> None:
-        x, g, momentum = batch.points(), batch.gradients(), group["momentum"]
-        if not group["stiefel"]:
-            if momentum:
-                g = g + momentum * batch.read("momentum_buffer")
-                batch.write("momentum_buffer", g)
-            batch.move(x - group["lr"] * g)
-            return
-        z = stiefel.gradient(x, g, group["metric"])
+    def _mixture(self, group: dict[str, Any]) -> Mixture:
+        momentum = group["momentum"]
+        if not momentum:
+            return Mixture(key=None, buffer_weight=0.0, gradient_weight=1.0)
+        return Mixture(key="momentum_buffer", buffer_weight=momentum, gradient_weight=1.0)
+
+    def _rate(self, batch: Batch, g: Tensor) -> float | Tensor:
+        return batch.group["lr"]
+
+    def _read_rate(self, batch: Batch, g: Tensor) -> Rate | None:
+        lr = read_lr(batch.group)
+        if lr is None:
+            return None
+        return Rate(lr, state={})
+
+    def _update_free(self, batch: Batch) -> None:
+        g = batch.gradients()
+        momentum = batch.group["momentum"]
         if momentum:
-            z = z + stiefel.project(x, batch.read("momentum_buffer")) * momentum
-            batch.write("momentum_buffer", z.at(x))
-        batch.move(stiefel.RETRACTIONS[group["retraction"]](x, z, -group["lr"]))
+            g = g + momentum * batch.read("momentum_buffer")
+            batch.write("momentum_buffer", g)
+        batch.move(batch.points() - batch.group["lr"] * g)
