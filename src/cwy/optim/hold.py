@@ -24,7 +24,8 @@ class Directions:
 
     Attributes:
         parameter: the free parameter.
-        dims: the dimensions along which one vector lies. An empty tuple means that each entry is a vector.
+        dims: the dimensions along which one vector lies. An empty tuple means that each entry is a
+            vector.
     """
 
     parameter: Tensor
@@ -37,7 +38,10 @@ class Directions:
         return self.parameter.unsqueeze(-1)
 
     def lengths(self) -> Tensor:
-        """Compute the length of each vector in float64, in which float32 neither overflows nor underflows."""
+        """Compute the length of each vector in float64.
+
+        Squares of float32 numbers neither overflow nor underflow there.
+        """
         view = self.view()
         dims = self.dims or (-1,)
         wide = torch.promote_types(view.dtype, torch.float64)
@@ -72,16 +76,18 @@ def _of_map(chart: OrthogonalMap, free: list[nn.Parameter]) -> Iterator[Directio
 def hold_length(optimizer: Optimizer, model: nn.Module) -> None:
     r"""Hold the length of a model's reflection vectors while an optimizer trains them.
 
-    Q depends only on the direction of a vector v, but the length of v sets how far a step turns it: the gradient is
-    proportional to $1/\lVert v\rVert$. Plain steps lengthen v, so that training slows down. Weight decay shortens v,
-    so that training never settles. After each step, this function scales every vector back to the length that it had
-    before the step. Q stays as it is. The lengths of an assigned or loaded weight are the ones held from then on.
+    Q depends only on the direction of a vector v, but the length of v sets how far a step turns it:
+    the gradient is proportional to $1/\lVert v\rVert$. Plain steps lengthen v, so that training
+    slows down. Weight decay shortens v, so that training never settles. After each step, this
+    function scales every vector back to the length that it had before the step. Q stays as it is.
+    The lengths of an assigned or loaded weight are the ones held from then on.
 
     It serves "cwy", "tcwy", "hr", "urnn" and "own". Other methods have no such length.
 
     Args:
-        optimizer: any optimizer of ``torch.optim`` or :mod:`cwy.optim`. A decay at which ``lr * weight_decay`` reaches 1
-            replaces the vector, which no scaling mends. Like all hooks, these are absent from a copied optimizer.
+        optimizer: any optimizer of ``torch.optim`` or :mod:`cwy.optim`. A decay at which
+            ``lr * weight_decay`` reaches 1 replaces the vector, which no scaling corrects. Like all
+            hooks, these are absent from a copied optimizer.
         model: the module whose weights the optimizer trains.
 
     Example:

@@ -1,10 +1,11 @@
-"""The right optimiser for a model with any mix of methods."""
+"""The right optimizer for a model with any mix of methods."""
 
 from __future__ import annotations
 
 import functools
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, ParamSpec, cast
 
 import torch
@@ -26,7 +27,7 @@ _P = ParamSpec("_P")
 
 
 def _rates_first(call: Callable[_P, Optimizer]) -> Callable[_P, Optimizer]:
-    """Raise an error that names the mistake where an optimizer stands in the place of a learning rate."""
+    """Raise an error that names the mistake if an optimizer is passed as a learning rate."""
 
     @functools.wraps(call)
     def checked(*args: _P.args, **kwargs: _P.kwargs) -> Optimizer:
@@ -37,8 +38,8 @@ def _rates_first(call: Callable[_P, Optimizer]) -> Callable[_P, Optimizer]:
             if callable(rate) and not isinstance(rate, Tensor):
                 kind = getattr(rate, "__name__", type(rate).__name__)
                 raise TypeError(
-                    f"for_model: {name} must be a number or a tensor, got {kind}. An optimizer goes by its name: "
-                    f"for_model(model, lr=1e-3, optimizer={kind})."
+                    f"for_model: {name} must be a number or a tensor, got {kind}. "
+                    f"An optimizer goes by its name: for_model(model, lr=1e-3, optimizer={kind})."
                 )
         return call(*args, **kwargs)
 
@@ -57,29 +58,36 @@ def for_model(
     project: bool = False,
     **options: Any,
 ) -> Optimizer:
-    """The optimiser that every parameter of a model needs, as one object.
+    """Return the optimizer that every parameter of a model needs, as one object.
 
-    Free parameters, and those from which :func:`cwy.orthogonal` computes a weight, go to ``optimizer``; weights that live on
-    the manifold (methods ``rgd-…``) to :class:`StiefelSGD` or :class:`StiefelAdam`, as their method says.
+    Free parameters, and those from which :func:`cwy.orthogonal` computes a weight, go to
+    ``optimizer``. Weights on the manifold (methods ``rgd-…``) go to :class:`StiefelSGD` or
+    :class:`StiefelAdam`, according to their method.
 
     Args:
-        model: a module, its layers constrained already.
-        lr: the rate of free parameters.
-        orthogonal_lr: the rate of all that is constrained; ``lr`` by default.
-        optimizer: a class of ``torch.optim``, or what makes such an optimiser of groups and options.
-        orthogonal_weight_decay: the weight decay of the parameters from which weights are computed, 0 by default. It
-            shortens reflection vectors, which makes their steps longer, and draws the methods that take a
-            skew-symmetric matrix to the identity. Weights on the manifold have no decay.
-        hold_length: whether to hold the length of reflection vectors, as :func:`hold_length` does. They then have no decay.
-        project: moves weights that should be on the manifold, and are not, back to it; by default they are refused.
-        options: for ``optimizer``. ``weight_decay`` holds for free parameters only, ``maximize`` for all parameters.
+        model: a module whose layers are constrained already.
+        lr: the learning rate of free parameters.
+        orthogonal_lr: the learning rate of all constrained parameters, ``lr`` by default.
+        optimizer: a class of ``torch.optim``, or a function that makes such an optimizer from
+            groups and options.
+        orthogonal_weight_decay: the weight decay of the parameters from which weights are computed,
+            0 by default. It shortens reflection vectors, which makes their steps longer, and draws
+            the methods that take a skew-symmetric matrix to the identity. Weights on the manifold
+            have no decay.
+        hold_length: whether to hold the length of reflection vectors, as :func:`hold_length` does.
+            They then have no decay.
+        project: whether to move weights that are off the manifold back to it. By default they raise
+            an error.
+        options: for ``optimizer``. ``weight_decay`` holds for free parameters only, ``maximize``
+            for all parameters.
 
     Returns:
-        An ``optimizer`` if nothing lives on the manifold, else a :class:`Joint` or the one part that is needed. Its groups are
-        named "free", "orthogonal" and "manifold".
+        An ``optimizer`` if no weight is on the manifold, else a :class:`Joint` or the one part that
+        is needed. Its groups are named "free", "orthogonal" and "manifold".
 
     Example:
-        >>> layers = [orthogonal(torch.nn.Linear(4, 4), method=method) for method in ("cwy", "rgd-c-c")]
+        >>> methods = ("cwy", "rgd-c-c")
+        >>> layers = [orthogonal(torch.nn.Linear(4, 4), method=method) for method in methods]
         >>> optimizer = for_model(torch.nn.Sequential(*layers), lr=1e-3, orthogonal_lr=1e-2)
         >>> [(group["name"], group["lr"]) for group in optimizer.param_groups]
         [('free', 0.001), ('orthogonal', 0.01), ('manifold', 0.01)]
@@ -92,6 +100,42 @@ def for_model(
         )
     if orthogonal_lr is None:
         orthogonal_lr = lr
+    kinds = _sort(model, hold_length)
+    parts: list[Optimizer] = []
+    decays = {"orthogonal": orthogonal_weight_decay, "held": 0.0}
+    groups = _groups(kinds, lr, orthogonal_lr)
+    if groups:
+        parts.append(optimizer(groups, lr=lr, **options))
+        made = [group for group in parts[0].param_groups if group["name"] == "orthogonal"]
+        constrained = [kind for kind in decays if kinds.named[kind]]
+        for kind, group in zip(constrained, made, strict=True):
+            _set_decay(parts[0], group, decays[kind])
+        if hold_length:
+            hold_lengths(parts[0], model)
+    maximize = options.get("maximize", False)
+    for rule, theirs in kinds.on_manifold.items():
+        parts.append(RULES[rule](theirs, lr=orthogonal_lr, project=project, maximize=maximize))
+    if not parts:
+        raise ValueError(f"for_model: {type(model).__name__} has no parameters.")
+    if len(parts) == 1:
+        return parts[0]
+    return Joint(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kinds:
+    """The parameters of a model, sorted by what they need.
+
+    Attributes:
+        named: the parameters off the manifold and their names: "free", "orthogonal" and "held".
+        on_manifold: per rule, the groups of weights on the manifold.
+    """
+
+    named: dict[str, list[tuple[str, Tensor]]]
+    on_manifold: dict[str, list[dict[str, Any]]]
+
+
+def _sort(model: nn.Module, hold_length: bool) -> _Kinds:
     computed, maps = _constrained(model)
     held: set[Tensor] = set()
     if hold_length:
@@ -101,39 +145,32 @@ def for_model(
     for name, p in model.named_parameters():
         if p in maps:
             chart = maps[p]
-            moved[chart.rule, chart.kernel is not None, tuple(chart.settings.items())].append(
-                (name, p)
-            )
+            alike = (chart.rule, chart.kernel is not None, tuple(chart.settings.items()))
+            moved[alike].append((name, p))
         elif p in held:
             named["held"].append((name, p))
         elif p in computed:
             named["orthogonal"].append((name, p))
         else:
             named["free"].append((name, p))
-    groups: list[dict[str, Any]] = []
-    if named["free"]:
-        groups.append({"params": named["free"], "lr": lr, "name": "free"})
-    decays = {"orthogonal": orthogonal_weight_decay, "held": 0.0}
-    constrained = [kind for kind in decays if named[kind]]
-    groups += [
-        {"params": named[kind], "lr": orthogonal_lr, "name": "orthogonal"} for kind in constrained
-    ]
-    parts: list[Optimizer] = []
-    if groups:
-        parts.append(optimizer(groups, lr=lr, **options))
-        made = [group for group in parts[0].param_groups if group["name"] == "orthogonal"]
-        for kind, group in zip(constrained, made, strict=True):
-            _set_decay(parts[0], group, decays[kind])
-        if hold_length:
-            hold_lengths(parts[0], model)
-    by_rule: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    on_manifold: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for (rule, kernel, settings), ps in moved.items():
-        by_rule[rule].append({"params": ps, "name": "manifold", "kernel": kernel, **dict(settings)})
-    more = {"project": project, "maximize": options.get("maximize", False)}
-    parts += [RULES[rule](theirs, lr=orthogonal_lr, **more) for rule, theirs in by_rule.items()]
-    if not parts:
-        raise ValueError(f"for_model: {type(model).__name__} has no parameters.")
-    return parts[0] if len(parts) == 1 else Joint(parts)
+        group = {"params": ps, "name": "manifold", "kernel": kernel, **dict(settings)}
+        on_manifold[rule].append(group)
+    return _Kinds(named, on_manifold)
+
+
+def _groups(
+    kinds: _Kinds, lr: float | Tensor, orthogonal_lr: float | Tensor
+) -> list[dict[str, Any]]:
+    """Return the groups of the parameters that are not on the manifold."""
+    rates = {"free": lr, "orthogonal": orthogonal_lr, "held": orthogonal_lr}
+    names = {"free": "free", "orthogonal": "orthogonal", "held": "orthogonal"}
+    return [
+        {"params": params, "lr": rates[kind], "name": names[kind]}
+        for kind, params in kinds.named.items()
+        if params
+    ]
 
 
 def _set_decay(optimizer: Optimizer, group: dict[str, Any], decay: float) -> None:
@@ -141,13 +178,14 @@ def _set_decay(optimizer: Optimizer, group: dict[str, Any], decay: float) -> Non
         group["weight_decay"] = decay
     elif decay:
         raise ValueError(
-            f"for_model: {type(optimizer).__name__} has no weight decay, but orthogonal_weight_decay is {decay}. "
-            "Leave it out, or use an optimizer that has one, such as torch.optim.AdamW."
+            f"for_model: {type(optimizer).__name__} has no weight decay, but "
+            f"orthogonal_weight_decay is {decay}. Leave it out, or use an optimizer that has one, "
+            "such as torch.optim.AdamW."
         )
 
 
 def _constrained(model: nn.Module) -> tuple[set[Tensor], dict]:
-    """The parameters from which weights are computed, and the maps of those that live on the manifold."""
+    """Return the parameters that weights are computed from, and the maps of manifold weights."""
     computed, maps = set(), {}
     for layer in model.modules():
         maps |= {getattr(layer, name): chart for name, chart in on_manifold(layer).items()}
