@@ -18,7 +18,7 @@ def point(size, dtype):
 def step(x, g, lr):
     """Take the canonical step, or None."""
     skew = orthogonal_group.skew_product(x, g)
-    return orthogonal_group.verified_cayley(x, skew, x @ skew, -lr)
+    return orthogonal_group.verified_cayley(x, skew, -lr)
 
 
 @every_dtype

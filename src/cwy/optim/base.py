@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -62,8 +61,7 @@ class KeepsPrecision(Optimizer):
                 self.state[p][name] = value.to(p.device, copy=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Mixture:
+class Mixture(NamedTuple):
     """The tangent vector along which a step goes: a weighted sum of a buffer and the gradient.
 
     Attributes:
@@ -77,8 +75,7 @@ class Mixture:
     gradient_weight: float
 
 
-@dataclass(frozen=True, slots=True)
-class Rate:
+class Rate(NamedTuple):
     """The number by which a step multiplies its tangent vector.
 
     Attributes:
@@ -90,28 +87,27 @@ class Rate:
     state: dict[str, float]
 
 
-@dataclass(frozen=True, slots=True)
-class VerifiedMove:
+class VerifiedMove(NamedTuple):
     """A step of one matrix that is computed and verified, but not taken yet.
 
     Attributes:
         batch: the matrix.
         point: where it goes, ``(N, N)``.
         key: where the state keeps the buffer, or None without one.
-        tangent: the new buffer, ``(N, N)``.
+        buffer: the new buffer, ``(N, N)``, or None without one.
         rate: the rate, with the numbers to keep.
     """
 
     batch: Batch
     point: Tensor
     key: str | None
-    tangent: Tensor
+    buffer: Tensor | None
     rate: Rate
 
     def take(self) -> None:
         """Write the point and the state."""
-        if self.key is not None:
-            self.batch.write(self.key, self.tangent)
+        if self.key is not None and self.buffer is not None:
+            self.batch.write(self.key, self.buffer)
         for key, value in self.rate.state.items():
             self.batch.write_number(key, value)
         self.batch.move(self.point)
@@ -243,11 +239,13 @@ class StiefelOptimizer(KeepsPrecision):
             return None
         with full_precision("cpu"):
             skew = orthogonal_group.skew_product(x, self._mixed(batch, mixture, g))
-            tangent = x @ skew
-            point = orthogonal_group.verified_cayley(x, skew, tangent, -rate.value)
-        if point is None:
-            return None
-        return VerifiedMove(batch, point, mixture.key, tangent, rate)
+            point = orthogonal_group.verified_cayley(x, skew, -rate.value)
+            if point is None:
+                return None
+            buffer = None
+            if mixture.key is not None:
+                buffer = torch.mm(x, skew)
+        return VerifiedMove(batch, point, mixture.key, buffer, rate)
 
     def _mixed(self, batch: Batch, mixture: Mixture, g: Tensor) -> Tensor:
         """Return the matrix whose skew product with X is that of the tangent vector."""
@@ -279,7 +277,8 @@ class StiefelOptimizer(KeepsPrecision):
     def _check_layouts(self) -> None:
         for group in self.param_groups:
             for i, p in enumerate(group["params"]):
-                if p.grad is not None and p.grad.layout is not torch.strided:
+                g = p.grad
+                if g is not None and g.layout is not torch.strided:
                     raise RuntimeError(
                         f"{type(self).__name__}: {describe(group, i)} has a sparse gradient. "
                         "Use a dense one."

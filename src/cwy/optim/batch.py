@@ -133,7 +133,9 @@ class Batch:
         """Return the gradients as they were given, in working precision."""
         if self._given is None:
             gradients = [p.grad for p in self.params if p.grad is not None]
-            self._given = self._stack(gradients).to(self.dtype)
+            self._given = self._stack(gradients)
+            if self._given.dtype != self.dtype:
+                self._given = self._given.to(self.dtype)
         return self._given
 
     def is_one_square_matrix(self) -> bool:
