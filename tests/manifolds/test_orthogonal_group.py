@@ -87,4 +87,5 @@ def test_refuses_a_step_that_the_general_retraction_shortens():
     assert step(x, g, 0.99 * longest / length) is not None
     assert step(x, g, 1.01 * longest / length) is None
     assert step(x, g * 1e30, 1e-2) is None
+    assert step(x, g * 1e20, 1e-25) is None
     assert step(x, torch.zeros_like(x), 1e39) is None

@@ -1,7 +1,7 @@
 r"""The orthogonal or unitary group: a step of one N x N matrix, verified on the host.
 
 A tangent vector at X is XW with W skew-Hermitian. The general functions for N x M matrices are in
-:mod:`cwy.manifolds.stiefel`. These functions take a third of their operations, which is what counts
+:mod:`cwy.manifolds.stiefel`. These functions take half of their operations, which is what counts
 for a small matrix on a CPU. The caller holds off reduced precision.
 """
 
@@ -48,13 +48,14 @@ def verified_cayley(x: Tensor, skew: Tensor, step: float) -> Tensor | None:
 
     Returns:
         ``(N, N)``, orthogonal to rounding. None if the norm of E is above $\sqrt{\mathrm{eps}}$, if
-        the step is longer than :func:`cwy.manifolds.stiefel.cayley` allows, or if a number is not
-        finite.
+        the step is longer than :func:`cwy.manifolds.stiefel.cayley` allows, or if a number is
+        huge or not finite.
     """
     limits = _limits(x.dtype)
-    length = abs(step) * torch.linalg.vector_norm(skew).item()
-    # Both comparisons are false for a NaN.
-    if not (length <= limits.longest and abs(step) <= limits.largest):
+    norm = torch.linalg.vector_norm(skew).item()
+    length = abs(step) * norm
+    # Comparisons with a NaN are false.
+    if not (length <= limits.longest and norm <= limits.norm and abs(step) <= limits.step):
         return None
     eye = _identity(x.shape[0], x.dtype)
     if length <= limits.short:
@@ -90,23 +91,31 @@ class _Limits:
     Attributes:
         short: the length up to which the rest of the series is below a quarter of eps.
         longest: the length above which the general retraction shortens a step.
-        largest: the largest number of the dtype.
+        norm: the norm of W above which products overflow.
+        step: the largest number of the dtype.
         error: the largest Frobenius norm of $X^H X - I$.
     """
 
     short: float
     longest: float
-    largest: float
+    norm: float
+    step: float
     error: float
 
 
 @functools.lru_cache
 def _limits(dtype: torch.dtype) -> _Limits:
     info = torch.finfo(dtype)
-    short = 2 * (info.eps / 8) ** 0.2
-    return _Limits(short, longest_step(dtype), largest=info.max, error=info.eps**0.5)
+    return _Limits(
+        short=2 * (info.eps / 8) ** 0.2,
+        longest=longest_step(dtype),
+        norm=info.max**0.5,
+        step=info.max,
+        error=info.eps**0.5,
+    )
 
 
 @functools.lru_cache(maxsize=8)
 def _identity(size: int, dtype: torch.dtype) -> Tensor:
-    return torch.eye(size, dtype=dtype)
+    # A default device may be set, but the matrix of a verified step is on the CPU.
+    return torch.eye(size, dtype=dtype, device="cpu")
