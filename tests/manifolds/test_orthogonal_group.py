@@ -4,7 +4,8 @@ import pytest
 import torch
 
 import cwy
-from cwy.manifolds import orthogonal_group, reference, stiefel
+from cwy.manifolds import _orthogonal_group as orthogonal_group
+from cwy.manifolds import reference, stiefel
 
 every_dtype = pytest.mark.parametrize(
     "dtype", [torch.float32, torch.float64, torch.complex64, torch.complex128], ids=str

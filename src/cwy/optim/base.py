@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ..manifolds import orthogonal_group, stiefel
+from ..manifolds import _orthogonal_group as orthogonal_group
+from ..manifolds import stiefel
 from ..ops._precision import full_precision
 from .batch import Batch, batches, read_largest, readable
 from .points import DelayedCheck, check_point, describe, is_hidden
@@ -285,7 +286,7 @@ class StiefelOptimizer(KeepsPrecision):
                     )
 
     def _check_gradients(self, batch: Batch) -> None:
-        """Raise for entries that are not finite, unless a device would have to be awaited."""
+        """Raise for entries that are not finite. By default this looks only on the CPU."""
         strict = batch.group["error_if_nonfinite"]
         if strict is None:
             strict = batch.params[0].is_cpu

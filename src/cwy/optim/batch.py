@@ -177,7 +177,10 @@ class Batch:
         return g
 
     def move(self, points: Tensor) -> None:
-        """Put the parameters there. A point that the host cannot check moves if it is in place."""
+        """Write these points to the parameters.
+
+        A parameter that the host cannot check moves only if it was on the manifold.
+        """
         if self.on_manifold and not readable(self.params[0]):
             points = torch.where(self.error() <= ROUNDED, points, self.points())
         for p, x in zip(self.params, self._apart(points), strict=True):
