@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeVar
+
+from ._hints import did_you_mean, sentences, suggest
 
 if TYPE_CHECKING:
     from .parametrizations.base import OrthogonalMap
@@ -29,12 +30,14 @@ class Method:
     Attributes:
         name: what ``cwy.orthogonal(..., method=name)`` takes.
         domain: the set it covers.
-        kind: the matrices it serves: "square", "tall" (N > M; wide ones by their transpose) or "any".
+        kind: the matrices it serves: "square", "tall" (N > M, wide ones by their transpose) or
+            "any".
         complex: whether it serves complex weights.
         paper: where it comes from.
         build: ``build(n, m, *, batch=(), dtype=None, device=None, **options)`` makes the map.
         real: whether it serves real weights.
-        on_manifold: whether the weight itself is the parameter, to be moved by an optimiser of ``cwy.optim``.
+        on_manifold: whether the weight itself is the parameter, to be moved by an optimizer of
+            ``cwy.optim``.
     """
 
     name: str
@@ -48,19 +51,19 @@ class Method:
 
     @property
     def about(self) -> str:
-        """The first sentence of the map's docstring."""
+        """Return the first sentence of the map's docstring."""
         return (self.build.__doc__ or "").split("\n\n")[0].strip()
 
 
 class UnknownMethod(KeyError, ValueError):
-    """No method has this name; the message has the nearest ones."""
+    """No method has this name. The message has the nearest ones."""
 
     def __str__(self) -> str:
         return self.args[0]
 
 
 class Methods(Mapping[str, Method]):
-    """The registered methods by name; an unknown name raises with the nearest ones."""
+    """The registered methods by name. An unknown name raises with the nearest ones."""
 
     def __init__(self) -> None:
         self._methods: dict[str, Method] = {}
@@ -68,13 +71,11 @@ class Methods(Mapping[str, Method]):
     def __getitem__(self, name: str) -> Method:
         if name in self._methods:
             return self._methods[name]
-        near = ELSEWHERE.get(str(name).lower())
-        if near is None:
-            near = difflib.get_close_matches(str(name).lower(), self._methods, cutoff=0.4)
-        hint = f"Did you mean {' or '.join(repr(n) for n in near)}? " if near else ""
-        raise UnknownMethod(
-            f"unknown method {name!r}. {hint}Registered: {', '.join(self._methods)}."
-        )
+        hint = suggest(ELSEWHERE.get(str(name).lower(), ()))
+        if not hint:
+            hint = did_you_mean(name, self._methods, count=3, cutoff=0.4)
+        registered = f"Registered: {', '.join(self._methods)}."
+        raise UnknownMethod(sentences(f"unknown method {name!r}.", hint, registered))
 
     def __contains__(self, name: object) -> bool:
         return name in self._methods
@@ -108,7 +109,10 @@ def register(
     real: bool = True,
     on_manifold: bool = False,
 ) -> Callable[[Map], Map]:
-    """Registers the decorated map class as a method; tests, docs table and command line follow from it."""
+    """Register the decorated map class as a method.
+
+    Tests, the table in the docs and the command line follow from it.
+    """
 
     def add(cls: Map) -> Map:
         METHODS._add(Method(name, domain, kind, complex, paper, cls, real, on_manifold))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
@@ -12,6 +11,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from .._hints import did_you_mean, sentences
 from ..ops.recurrence.nonlinearities import NONLINEARITIES
 from ..parametrizations import METHODS
 from . import BENCHES, Bench, Size
@@ -189,11 +189,7 @@ def choose(option: str, text: str, known: Sequence[str]) -> list[str]:
 
 def near(name: str, known: Collection[str]) -> str:
     """Return a hint: the known names most like this one, and all of them."""
-    close = difflib.get_close_matches(name, known, n=2)
-    hint = ""
-    if close:
-        hint = f"Did you mean {' or '.join(map(repr, close))}? "
-    return f"{hint}Known: {', '.join(known)}."
+    return sentences(did_you_mean(name, known, cutoff=0.6), f"Known: {', '.join(known)}.")
 
 
 def measure(chosen: Options, console: Console) -> tuple[list[Measurement], bool]:

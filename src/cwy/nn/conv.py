@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from difflib import get_close_matches
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from .. import ops
+from .._hints import did_you_mean, sentences
 from ..api import orthogonal
 from ..init import haar
 from ..ops import dispatch
@@ -50,10 +50,12 @@ class _Kernels(Settings):
         check_switches(call, bias=bias)
         known = [*(name for name, m in METHODS.items() if m.kind != "square" and m.real), *FREE]
         if method not in known:
-            near = get_close_matches(str(method), known, n=2)
-            hint = f"Did you mean {' or '.join(map(repr, near))}? " if near else ""
             raise ValueError(
-                f"{call}: method {method!r} is none for kernels. {hint}Known: {', '.join(known)}."
+                sentences(
+                    f"{call}: method {method!r} is none for kernels.",
+                    did_you_mean(method, known, cutoff=0.6),
+                    f"Known: {', '.join(known)}.",
+                )
             )
         for option, value in (("init", init), ("length", length)):
             if method in FREE and value is not None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from pathlib import Path
 
+from ..._hints import did_you_mean, sentences
 from .fetch import DataError, DataSet, File
 
 MNIST = DataSet(
@@ -90,7 +90,11 @@ DATASETS = {dataset.name: dataset for dataset in (MNIST, KTH, WEIZMANN, TATOEBA)
 def find(name: str) -> DataSet:
     """The data set of that name; an unknown one raises with the nearest."""
     if name not in DATASETS:
-        close = get_close_matches(name, DATASETS, n=1)
-        hint = f"Did you mean {close[0]!r}? " if close else ""
-        raise DataError(f"data set {name!r} is not known. {hint}Known: {', '.join(DATASETS)}.")
+        raise DataError(
+            sentences(
+                f"data set {name!r} is not known.",
+                did_you_mean(name, DATASETS, count=1, cutoff=0.6),
+                f"Known: {', '.join(DATASETS)}.",
+            )
+        )
     return DATASETS[name]

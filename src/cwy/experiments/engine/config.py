@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Generator, Iterable, Mapping
@@ -12,6 +11,8 @@ from functools import cache
 from traceback import walk_tb
 from types import NoneType
 from typing import Any, Self, get_args, get_type_hints
+
+from ..._hints import did_you_mean
 
 SHOWN = 32
 """The most names that an error lists."""
@@ -208,5 +209,6 @@ def _describe(kinds: tuple[type, ...]) -> str:
 
 
 def _near(name: object, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(str(name)[:SHOWN_LETTERS], list(known), n=2, cutoff=0.5)
-    return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+    """Return a hint with a space before it, or an empty string."""
+    hint = did_you_mean(str(name)[:SHOWN_LETTERS], known)
+    return f" {hint}".rstrip()
