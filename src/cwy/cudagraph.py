@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
+
+from ._torch import tree_map_only
 
 _suspensions = 0
 
@@ -139,19 +140,19 @@ class CapturedStep:
                     f"is {type(tensor).__name__}. Bind it with functools.partial."
                 )
         if not self._enabled:
-            return pytree.tree_map_only(Tensor, Tensor.detach, self._step(*inputs))
+            return tree_map_only(Tensor, Tensor.detach, self._step(*inputs))
         key = tuple((tensor.shape, tensor.dtype, tensor.device) for tensor in inputs)
         if key not in self._captured and self._is_due(key):
             self._capture(key, inputs)
         self._calls[key] += 1
         if key in self._captured:
             outputs = self._captured[key](*inputs)
-            return pytree.tree_map_only(Tensor, lambda tensor: tensor.detach().clone(), outputs)
+            return tree_map_only(Tensor, lambda tensor: tensor.detach().clone(), outputs)
         with suspended():
             outputs = self._step(*inputs)
         # A caller who keeps a loss would keep its graph of autograd, and with it the stream of the
         # gradients. A capture runs on another stream and would fail.
-        return pytree.tree_map_only(Tensor, Tensor.detach, outputs)
+        return tree_map_only(Tensor, Tensor.detach, outputs)
 
     def _is_due(self, key: Hashable) -> bool:
         return self._calls[key] >= self._warmup and len(self._captured) < self._max_graphs

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from .._torch import has_storage
 from ._precision import below_autograd, define, matmul_op, opaque, product
 from .checks import check_tensor
 
@@ -169,12 +170,7 @@ def _halved(a: Tensor, b: Tensor) -> bool:
     """Whether a product is cut into halves: one of large matrices on a CPU, which nobody differentiates or batches."""
     large = a.device.type == "cpu" and a.dim() == 2 and b.shape[1] > _LEAST
     # What a vmap goes over, as with is_grads_batched, has no storage, and no rule for results written into a part.
-    return (
-        large
-        and not torch.is_grad_enabled()
-        and torch._C._has_storage(a)
-        and torch._C._has_storage(b)
-    )
+    return large and not torch.is_grad_enabled() and has_storage(a) and has_storage(b)
 
 
 def _times_into(out: Tensor, a: Tensor, t: Tensor, upper: bool) -> None:

@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._torch import gpu_index, gpu_stream
+
 Argument = Tensor | ctypes.Structure | int | float | None
 Defines = tuple[tuple[str, int], ...]
 Structures = tuple[type["Structure"], ...]
@@ -264,14 +266,14 @@ class Kernel:
         lost = self._driver.CUresult.CUDA_ERROR_INVALID_CONTEXT
 
         def launch(*args: Argument) -> None:
-            if torch._C._cuda_getDevice() != index:
+            if gpu_index() != index:
                 with torch.cuda.device(index):
                     launch(*args)
                 return
             values = [_argument(arg) for arg in args]
             pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
             with lock:
-                config.hStream = torch._C._cuda_getCurrentRawStream(index)
+                config.hStream = gpu_stream(index)
                 (status,) = enqueue(config, function, ctypes.addressof(pointers), 0)
                 if status == lost:
                     _make_current(index)

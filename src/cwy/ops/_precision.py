@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from .._torch import below_autograd, transform_is_active
+
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
@@ -105,11 +107,10 @@ def _device(args: tuple[Any, ...]) -> str:
 
 def opaque() -> bool:
     """Whether to use an opaque op: under a compiler, but not under a transform, which sees through ATen ops alone."""
-    return torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active()
+    return torch.compiler.is_compiling() and not transform_is_active()
 
 
 # torch.library.custom_op would drop forward-mode tangents without a word, so the autograd kernels are ours.
-below_autograd = torch._C._AutoDispatchBelowAutograd
 _library = torch.library.Library("cwy", "FRAGMENT")
 
 
@@ -136,7 +137,7 @@ def product(a: Tensor, b: Tensor) -> Tensor:
 
     A backward pass that autograd records is differentiated outside of :func:`full_precision`. The op holds it there, too.
     """
-    recorded = torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active()
+    recorded = torch.is_grad_enabled() and not transform_is_active()
     return matmul_op(a, b) if recorded else a @ b
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from .._torch import transform_is_active
 from ._linalg import widen_if_cheap
 from ._precision import below_autograd, define, matmul_op
 from .exponential import LARGEST
@@ -106,7 +107,7 @@ def logarithm(q: Tensor) -> Tensor:
 
 
 def _transformed() -> bool:
-    return torch._C._are_functorch_transforms_active()
+    return transform_is_active()
 
 
 def _logarithm(q: Tensor) -> Tensor:

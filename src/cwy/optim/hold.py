@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.optim import Optimizer
 
+from .._torch import foreach_clamp_max_, foreach_clamp_min_, foreach_div, foreach_mul_
 from ..parametrizations import OWN, URNN, OrthogonalMap
 from ..parametrizations.reflections import ReflectionMap
 
@@ -113,13 +114,13 @@ def hold_length(optimizer: Optimizer, model: nn.Module) -> None:
     @torch.no_grad()
     def scale(*_) -> None:
         after = [vectors.lengths() for vectors in held]
-        torch._foreach_clamp_min_(after, torch.finfo(torch.float64).tiny)
-        ratios = torch._foreach_div(before, after)
-        torch._foreach_clamp_max_(ratios, _LARGEST_RATIO)
+        foreach_clamp_min_(after, torch.finfo(torch.float64).tiny)
+        ratios = foreach_div(before, after)
+        foreach_clamp_max_(ratios, _LARGEST_RATIO)
         ratios = [
             _fitting(ratio, vectors.parameter) for ratio, vectors in zip(ratios, held, strict=True)
         ]
-        torch._foreach_mul_([vectors.view() for vectors in held], ratios)
+        foreach_mul_([vectors.view() for vectors in held], ratios)
         before.clear()
 
     optimizer.register_step_pre_hook(measure)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
+from .._torch import load_state_dict_pre_hooks
 from .base import OrthogonalMap
 
 
@@ -22,11 +23,11 @@ def take_plain_weights(module: nn.Module) -> None:
 def take_no_plain_weights(module: nn.Module) -> None:
     """Undo :func:`take_plain_weights`, so that nothing of this library stays with a module."""
     for key in _ours(module):
-        del module._load_state_dict_pre_hooks[key]
+        del load_state_dict_pre_hooks(module)[key]
 
 
 def _ours(module: nn.Module) -> list[int]:
-    hooks = module._load_state_dict_pre_hooks
+    hooks = load_state_dict_pre_hooks(module)
     return [key for key, hook in hooks.items() if getattr(hook, "hook", hook) is _fill]
 
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from .._torch import transform_is_active
 from ..ops._linalg import double, widen
 from ..registry import register
 from .base import OrthogonalMap
@@ -80,9 +81,7 @@ def _inverse_root(g: Tensor) -> Tensor:
         )
     r, _, root = _DualInverseRoot.apply(g)
     # Fake and meta tensors, and those under a transform, have no values to look at.
-    plain = type(root) is Tensor and not (
-        root.is_meta or torch._C._are_functorch_transforms_active()
-    )
+    plain = type(root) is Tensor and not (root.is_meta or transform_is_active())
     if plain and root.isnan().any():
         raise ValueError(
             "OWN: V, its column means taken off, has rank below M, so there is no Ω. Draw another V."

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from ... import parametrizations  # noqa: F401 - defines our ops
+from ..._torch import FakeTensorMode, eigh_op, fourier_op, solve_op
 from .entry import Case, Entry
 
 aten = torch.ops.aten
@@ -173,15 +173,15 @@ def _twice(*_, out_shape: Shape, **__) -> int:
 
 FORMULAS: dict[Any, Callable[..., int]] = {
     aten.linalg_inv_ex: _inverse,
-    aten._linalg_solve_ex: _solve,
+    solve_op: _solve,
     aten.linalg_solve_triangular: _triangular,
     aten.linalg_qr: _qr,
     aten.linalg_householder_product: _qr,
-    aten._linalg_eigh: _eigh,
+    eigh_op: _eigh,
     aten.linalg_cholesky_ex: _cholesky,
     aten.linalg_matrix_exp: _exponential,
     aten.ormqr: _reflections,
-    aten._fft_c2c: _fourier,
+    fourier_op: _fourier,
     torch.ops.cwy.matmul: _product,
     torch.ops.cwy.triangular_inverse: _triangular_inverse,
     torch.ops.cwy.matrix_exp: _exponential,

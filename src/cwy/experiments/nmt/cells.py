@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from ..._torch import fused_gru_cell, fused_lstm_cell
 from ...nn import OrthogonalRNN, OrthogonalRNNCell
 from ...ops.recurrence.nonlinearities import NONLINEARITIES
 from ..recurrent import BASELINES, RecurrentConfig, check_baseline, raw_length
@@ -139,7 +140,7 @@ def _orthogonal_step(
 def _gru(x: Tensor, r: Tensor, state: State, bias_ih: Tensor, bias_hh: Tensor) -> State:
     (h,) = state
     if x.is_cuda:
-        return (torch.ops.aten._thnn_fused_gru_cell(x, r, h, bias_ih, bias_hh)[0],)
+        return (fused_gru_cell(x, r, h, bias_ih, bias_hh)[0],)
     x_reset, x_update, x_new = (x + bias_ih).chunk(3, -1)
     h_reset, h_update, h_new = (r + bias_hh).chunk(3, -1)
     reset = torch.sigmoid(x_reset + h_reset)
@@ -150,7 +151,7 @@ def _gru(x: Tensor, r: Tensor, state: State, bias_ih: Tensor, bias_hh: Tensor) -
 def _lstm(x: Tensor, r: Tensor, state: State, bias_ih: Tensor, bias_hh: Tensor) -> State:
     _, c = state
     if x.is_cuda:
-        return torch.ops.aten._thnn_fused_lstm_cell(x, r, c, bias_ih, bias_hh)[:2]
+        return fused_lstm_cell(x, r, c, bias_ih, bias_hh)[:2]
     i, f, g, o = (x + r + (bias_ih + bias_hh)).chunk(4, -1)
     c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
     return torch.sigmoid(o) * torch.tanh(c), c

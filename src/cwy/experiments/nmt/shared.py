@@ -9,6 +9,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from ..._torch import backward_number
+
 
 class _Part(NamedTuple):
     """Rows of one step, and the gradient of their product."""
@@ -20,7 +22,7 @@ class _Part(NamedTuple):
 Parts = dict[int, list[_Part]]
 """Parts of the gradient by backward pass, because a pass may end before it reaches the matrix."""
 
-_current = torch._C._current_graph_task_id
+_current = backward_number
 
 
 class _Gather(Function):

@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch._higher_order_ops.scan import scan, scan_op
 
+from ..._torch import scan, scan_op
 from . import reference
 
 

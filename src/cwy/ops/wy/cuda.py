@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from ..._torch import dispatch_mode_count, has_storage
 from .. import _nvrtc
 from .._precision import in_full_precision
 from ..dispatch import why_only_aten
@@ -45,9 +46,9 @@ def why_not(*tensors: Tensor) -> str | None:
     for x in tensors:
         if x.dtype != torch.float32:
             reasons.append(f"it computes in float32, and this is {x.dtype}")
-        if type(x) not in (Tensor, torch.nn.Parameter) or not torch._C._has_storage(x):
+        if type(x) not in (Tensor, torch.nn.Parameter) or not has_storage(x):
             reasons.append("an argument is not a plain tensor")
-    if torch._C._len_torch_dispatch_stack() > 0:
+    if dispatch_mode_count() > 0:
         reasons.append("a mode is active, which sees ATen ops")
     return "; ".join(reasons) or None
 

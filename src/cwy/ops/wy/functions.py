@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..._torch import dispatch_mode_count, has_storage
 from .. import dispatch
 from ..checks import check_tensor, wrong_sign
 from . import autograd, composite, cuda, reference
@@ -85,7 +86,7 @@ def _readable(x: Tensor) -> bool:
         return False
     if type(x) not in (Tensor, torch.nn.Parameter) or x.device.type != "cpu":
         return False
-    if not torch._C._has_storage(x) or torch._C._len_torch_dispatch_stack() != 0:
+    if not has_storage(x) or dispatch_mode_count() != 0:
         return False
     return dispatch.why_only_aten(x) is None
 

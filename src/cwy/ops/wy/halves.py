@@ -16,6 +16,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from ..._torch import foreach_norm
 from .. import _nvrtc
 from .blocked import doubles, signed_
 from .fused import KERNELS, project_
@@ -165,5 +166,5 @@ def narrow_gradient(
 
 
 def _norm(z: Tensor) -> Tensor:
-    (norm,) = torch._foreach_norm([z], 2, torch.float64)  # vector_norm would copy z in float64
+    (norm,) = foreach_norm([z], 2, torch.float64)  # vector_norm would copy z in float64
     return norm
