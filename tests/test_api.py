@@ -61,6 +61,43 @@ def test_a_batch_counts_by_its_worst_matrix():
     assert cwy.orthogonality_error(torch.zeros(2, 3, 3)) == 1
 
 
+def test_named_constraints():
+    model = nn.Sequential(
+        cwy.orthogonal(nn.Linear(4, 4), reflections=2),
+        nn.Sequential(cwy.orthogonal(nn.Linear(4, 4, dtype=torch.complex64), method="urnn")),
+        cwy.orthogonal(nn.Conv2d(2, 4, 3), method="rgd-c-c"),
+        nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)),
+    )
+    model.append(model[0])
+    first, second, third = cwy.named_constraints(model)
+
+    assert first.module is model[0]
+    assert first.name == "weight"
+    assert first.map is model[0].parametrizations.weight[0]
+    assert first.free == (model[0].parametrizations.weight.original,)
+
+    chain = model[1][0].parametrizations.weight
+    assert second.module is model[1][0]
+    assert second.map is chain[0]
+    assert [id(p) for p in second.free] == [id(chain.original0), id(chain.original1)]
+
+    layer, name, chart, (free,) = third
+    assert layer is model[2]
+    assert name == "weight"
+    assert isinstance(chart, cwy.METHODS["rgd-c-c"].build)
+    assert free is layer.weight
+
+    assert list(cwy.named_constraints(cwy.bake(model))) == []
+
+
+def test_a_constraint_among_other_parametrizations():
+    layer = nn.utils.parametrizations.weight_norm(cwy.orthogonal(nn.Linear(4, 4)), "bias", dim=None)
+    nn.utils.parametrize.register_parametrization(layer, "weight", nn.Identity())
+    (found,) = cwy.named_constraints(layer)
+    assert found.map is layer.parametrizations.weight[0]
+    assert found.free == (layer.parametrizations.weight.original,)
+
+
 def test_a_fused_rnn_uses_the_constrained_weight():
     rnn, x = cwy.orthogonal(nn.RNN(3, 7, nonlinearity="relu"), "weight_hh_l0"), torch.randn(5, 2, 3)
     plain = nn.RNN(3, 7, nonlinearity="relu")

@@ -10,7 +10,7 @@ from ._version import __version__
 
 if TYPE_CHECKING:
     from . import compat, cudagraph, init, manifolds, nn, ops, optim, parametrizations, testing
-    from .api import bake, orthogonal, orthogonality_error
+    from .api import bake, named_constraints, orthogonal, orthogonality_error
     from .registry import METHODS
 
 _HOME = {
@@ -20,6 +20,7 @@ _HOME = {
     "cudagraph": "",
     "init": "",
     "manifolds": "",
+    "named_constraints": "api",
     "nn": "",
     "ops": "",
     "optim": "",
@@ -37,6 +38,7 @@ __all__ = [
     "cudagraph",
     "init",
     "manifolds",
+    "named_constraints",
     "nn",
     "ops",
     "optim",

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 
-from .api import _weight
+from .api import find_weight
 from .registry import METHODS
 
 __all__ = ["orthogonal", "patch_torch"]
@@ -62,7 +62,7 @@ def orthogonal(
         >>> orthogonality_error(layer.weight) < 1e-5
         True
     """
-    weight = _weight(module, name)
+    weight = find_weight(module, name)
     if orthogonal_map is not None and orthogonal_map not in _MAPS:
         raise ValueError(
             f"orthogonal: orthogonal_map must be one of {', '.join(map(repr, _MAPS))}, got {orthogonal_map!r}. "

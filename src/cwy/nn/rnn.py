@@ -18,7 +18,7 @@ from ..ops import dispatch
 from ..ops.recurrence.functions import check_choices, factors_are_cheaper
 from ..ops.recurrence.nonlinearities import NONLINEARITIES
 from ..parametrizations import CWY, METHODS
-from ..parametrizations.rgd import on_manifold
+from ..parametrizations.marks import on_manifold
 from .inputs import check_counts, check_input, check_switches, name_of
 from .leaving import leaves
 from .settings import Settings

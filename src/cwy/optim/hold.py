@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 from torch.optim import Optimizer
 
 from .._torch import foreach_clamp_max_, foreach_clamp_min_, foreach_div, foreach_mul_
+from ..api import named_constraints
 from ..parametrizations import OWN, URNN, OrthogonalMap
 from ..parametrizations.reflections import ReflectionMap
 
@@ -51,16 +50,11 @@ class Directions:
 
 def directions(model: nn.Module) -> Iterator[Directions]:
     """Yield the free parameters of a model whose length has no effect on the weight."""
-    for layer in model.modules():
-        if not parametrize.is_parametrized(layer):
-            continue
-        for chain in cast(nn.ModuleDict, layer.parametrizations).values():
-            charts = [part for part in cast(Iterable, chain) if isinstance(part, OrthogonalMap)]
-            if charts:
-                yield from _of_map(charts[0], list(chain.parameters(recurse=False)))
+    for constraint in named_constraints(model):
+        yield from _of_map(constraint.map, constraint.free)
 
 
-def _of_map(chart: OrthogonalMap, free: list[nn.Parameter]) -> Iterator[Directions]:
+def _of_map(chart: OrthogonalMap, free: tuple[Tensor, ...]) -> Iterator[Directions]:
     if isinstance(chart, ReflectionMap):
         vectors, *phases = free
         yield Directions(vectors, dims=(-2,))

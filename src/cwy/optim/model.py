@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ParamSpec, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 from torch.optim import Optimizer
 
-from ..parametrizations import OrthogonalMap
-from ..parametrizations.rgd import on_manifold
+from ..api import named_constraints
+from ..parametrizations.marks import OnManifold
 from .adam import StiefelAdam
 from .hold import directions
 from .hold import hold_length as hold_lengths
@@ -184,13 +183,14 @@ def _set_decay(optimizer: Optimizer, group: dict[str, Any], decay: float) -> Non
         )
 
 
-def _constrained(model: nn.Module) -> tuple[set[Tensor], dict]:
-    """Return the parameters that weights are computed from, and the maps of manifold weights."""
-    computed, maps = set(), {}
-    for layer in model.modules():
-        maps |= {getattr(layer, name): chart for name, chart in on_manifold(layer).items()}
-        if parametrize.is_parametrized(layer):
-            for chain in cast(nn.ModuleDict, layer.parametrizations).values():
-                if any(isinstance(part, OrthogonalMap) for part in cast(Iterable, chain)):
-                    computed.update(chain.parameters())
+def _constrained(model: nn.Module) -> tuple[set[Tensor], dict[Tensor, OnManifold]]:
+    """Return the parameters that weights are computed from, and the maps of those on the manifold."""
+    computed: set[Tensor] = set()
+    maps: dict[Tensor, OnManifold] = {}
+    for layer, name, chart, free in named_constraints(model):
+        if isinstance(chart, OnManifold):
+            maps[free[0]] = chart
+        else:
+            # A map of another library may share the weight, with parameters of its own.
+            computed.update(cast(nn.ModuleDict, layer.parametrizations)[name].parameters())
     return computed, maps

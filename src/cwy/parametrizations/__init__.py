@@ -2,20 +2,37 @@
 
 from ..registry import METHODS
 from .base import OrthogonalMap
+
+# METHODS keeps the order of these imports: the paper's own first, then its rivals.
+# isort: off
 from .cwy import CWY
 from .hr import HR
 from .tcwy import TCWY
-
-# isort: split
-# METHODS keeps the order of these imports: the paper's own first, then its rivals.
 from .eurnn import EURNN
-from .exponential import DTRIV, EXPRNN, move_bases
+from .exprnn import EXPRNN
+from .dtriv import DTRIV, move_bases
 from .own import OWN
 from .rgd import RGD, RGDCQR, RGDEC, RGDEQR, RGDAdam
 from .scornn import SCORNN
 from .urnn import URNN
+# isort: on
 
 __all__ = [
-    "CWY", "DTRIV", "EURNN", "EXPRNN", "HR", "METHODS", "OWN", "RGD", "RGDCQR", "RGDEC", "RGDEQR", "SCORNN", "TCWY", "URNN",
-    "OrthogonalMap", "RGDAdam", "move_bases",
-]  # fmt: skip
+    "CWY",
+    "DTRIV",
+    "EURNN",
+    "EXPRNN",
+    "HR",
+    "METHODS",
+    "OWN",
+    "RGD",
+    "RGDCQR",
+    "RGDEC",
+    "RGDEQR",
+    "SCORNN",
+    "TCWY",
+    "URNN",
+    "OrthogonalMap",
+    "RGDAdam",
+    "move_bases",
+]

@@ -18,7 +18,7 @@ from ...manifolds import stiefel
 from ...ops._linalg import double
 from ...optim import StiefelAdam
 from ...parametrizations import METHODS
-from ...parametrizations.rgd import OnManifold
+from ...parametrizations.marks import OnManifold
 from ...registry import Method
 from ..harness.entry import Case, Entry, gaussian
 from . import Size, Suite, matrix
