@@ -9,10 +9,12 @@ from ..ops.recurrence.nonlinearities import modrelu
 
 
 class ModReLU(nn.Module):
-    r"""$\mathrm{sgn}(z)\,\mathrm{relu}(|z| + b)$: shrinks or grows the modulus, keeps sign or phase (Arjovsky et al. 2016).
+    r"""Compute $\mathrm{sgn}(z)\,\mathrm{relu}(|z| + b)$ (Arjovsky et al. 2016).
+
+    It shrinks or grows the modulus, and keeps the sign or phase.
 
     Args:
-        size: of the last dimension of z; one threshold b for each.
+        size: of the last dimension of z, with one threshold b for each entry.
         device, dtype: of the thresholds, which are real for complex z too.
 
     Example:
@@ -28,7 +30,7 @@ class ModReLU(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Thresholds uniform in ±0.01."""
+        """Draw thresholds uniform in ±0.01."""
         nn.init.uniform_(self.bias, -0.01, 0.01)
 
     def forward(self, z: Tensor) -> Tensor:

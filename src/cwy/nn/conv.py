@@ -18,7 +18,7 @@ from ..ops.recurrence.functions import check_choices
 from ..ops.recurrence.nonlinearities import NONLINEARITIES
 from ..ops.recurrence.transition import by_rows, flat
 from ..registry import METHODS
-from .images import Images, check_sizes
+from .images import Images, State, check_sizes
 from .inputs import check_input, check_switches
 from .leaving import leaves
 from .settings import Settings
@@ -26,11 +26,14 @@ from .settings import Settings
 Activation = str | Callable[[Tensor], Tensor]
 
 FREE = ("zeros", "glorot", "orth-init")
-"""Kernels without a constraint: none at all, Glorot's initial values, or a start on the manifold."""
+"""Kernels without a constraint: none, Glorot's initial values, or a start on the manifold."""
 
 
 class _Kernels(Settings):
-    """Input kernel, transition and bias of a layer, made and read by name; mixed into the layer and the cell."""
+    """Make the input kernel, transition and bias of a layer, and read them by name.
+
+    The layer and the cell derive from it.
+    """
 
     in_channels: int
     hidden_channels: int
@@ -38,6 +41,7 @@ class _Kernels(Settings):
 
     def _set_up(
         self,
+        *,
         nonlinearity: Activation,
         bias: bool,
         method: str,
@@ -45,10 +49,12 @@ class _Kernels(Settings):
         length: Any,
         like: dict[str, Any],
     ) -> None:
+        """Check and keep the settings of the kernels."""
         call = type(self).__name__
         check_choices(call, nonlinearity, "all", "store")
         check_switches(call, bias=bias)
-        known = [*(name for name, m in METHODS.items() if m.kind != "square" and m.real), *FREE]
+        known = [name for name, m in METHODS.items() if m.kind != "square" and m.real]
+        known += FREE
         if method not in known:
             raise ValueError(
                 sentences(
@@ -60,62 +66,86 @@ class _Kernels(Settings):
         for option, value in (("init", init), ("length", length)):
             if method in FREE and value is not None:
                 raise ValueError(
-                    f"{call}: {option} belongs to constrained kernels, and method is {method!r}. Leave it out."
+                    f"{call}: {option} belongs to constrained kernels, and method is {method!r}. "
+                    "Leave it out."
                 )
-        self.nonlinearity, self.bias, self.method, self._init, self._like = (
-            nonlinearity,
-            bias,
-            method,
-            init,
-            like,
-        )
+        self.nonlinearity = nonlinearity
+        self.bias = bias
+        self.method = method
+        self._init = init
         self._length = length
+        self._like = like
 
     @property
     def _threshold(self) -> bool:
+        """Whether the bias is the threshold of the nonlinearity."""
         return self.nonlinearity == "modrelu"
 
     def _add(self, suffix: str, channels: int) -> None:
-        f, q = self.hidden_channels, self.kernel_size
+        """Add the weights of a layer with this many channels in its input."""
+        f = self.hidden_channels
+        q = self.kernel_size
         bound = 1 / math.sqrt(channels * q * q)
-        self.register_parameter(
-            f"weight_ih{suffix}", _uniform(bound, f, channels, q, q, **self._like)
-        )
+        weight = _uniform(bound, f, channels, q, q, **self._like)
+        self.register_parameter(f"weight_ih{suffix}", weight)
         if self.method != "zeros":
-            name = f"weight_hh{suffix}"
-            if self.method == "glorot":
-                weight = _uniform(math.sqrt(3 / (q * q * f)), f, q * q * f, **self._like)
-            else:
-                weight = nn.Parameter(haar(q * q * f, f, **self._like).mT.contiguous())
-            self.register_parameter(name, weight)
-            if self.method not in FREE:
-                # OWN can't start Haar-random.
-                init = "random" if self._init is None and self.method == "own" else self._init
-                orthogonal(self, name, self.method, init=init, length=self._length)
+            self._add_transition(f"weight_hh{suffix}")
         if self.bias:
-            self.register_parameter(
-                f"bias_ih{suffix}", _uniform(0.01 if self._threshold else bound, f, **self._like)
-            )
+            if self._threshold:
+                bound = 0.01
+            self.register_parameter(f"bias_ih{suffix}", _uniform(bound, f, **self._like))
+
+    def _add_transition(self, name: str) -> None:
+        """Add a transition ``(f, q²f)``, constrained unless its method is a free one."""
+        f = self.hidden_channels
+        size = self.kernel_size**2 * f
+        if self.method == "glorot":
+            self.register_parameter(name, _uniform(math.sqrt(3 / size), f, size, **self._like))
+            return
+        weight = haar(size, f, **self._like).mT.contiguous()
+        self.register_parameter(name, nn.Parameter(weight))
+        if self.method in FREE:
+            return
+        init = self._init
+        if init is None and self.method == "own":
+            # OWN can't start Haar-random.
+            init = "random"
+        orthogonal(self, name, self.method, init=init, length=self._length)
 
     def kernel(self, layer: int | None = None) -> Tensor:
-        r"""The transition K of a layer, ``(f, f, q, q)``: q times its flattened rows are $q\hat K^\top$, on the manifold."""
-        f, q, suffix = self.hidden_channels, self.kernel_size, "" if layer is None else f"_l{layer}"
+        r"""Return the transition K of a layer, ``(f, f, q, q)``.
+
+        Its flattened rows, times q, are $q\hat K^\top$, on the manifold.
+        """
+        f = self.hidden_channels
+        q = self.kernel_size
+        suffix = ""
+        if layer is not None:
+            suffix = f"_l{layer}"
         if self.method == "zeros":
             return torch.zeros_like(getattr(self, f"weight_ih{suffix}")[:, :1]).expand(f, f, q, q)
         weight = getattr(self, f"weight_hh{suffix}").view(f, f, q, q)
-        # The bound on a convolution's norm is q times that of its matrix. Glorot's values are the kernel's own.
-        return weight if self.method == "glorot" else weight / q
+        if self.method == "glorot":
+            # Glorot's values are the kernel's own.
+            return weight
+        # The bound on a convolution's norm is q times that of its matrix.
+        return weight / q
 
     def _activate(self, z: Tensor, bias: Tensor | None) -> Tensor:
         if callable(self.nonlinearity):
             return self.nonlinearity(z)
-        return NONLINEARITIES[self.nonlinearity].define(
-            z, None if bias is None else bias.view(-1, 1, 1)
-        )
+        if bias is not None:
+            bias = bias.view(-1, 1, 1)
+        return NONLINEARITIES[self.nonlinearity].define(z, bias)
 
     def _convolve(self, x: Tensor, suffix: str) -> Tensor:
-        """The input kernel's convolution with images ``(R, C, H, W)``, and the bias unless it is a threshold."""
-        bias = None if self._threshold else getattr(self, f"bias_ih{suffix}", None)
+        """Convolve images ``(R, C, H, W)`` with the input kernel.
+
+        The bias is added, unless it is a threshold.
+        """
+        bias = None
+        if not self._threshold:
+            bias = getattr(self, f"bias_ih{suffix}", None)
         weight = getattr(self, f"weight_ih{suffix}")
         return by_rows(
             lambda part: nn.functional.conv2d(part, weight, bias, padding=self.kernel_size // 2),
@@ -132,29 +162,35 @@ class ConvNERU(Images, _Kernels):
     r"""Convolutional non-exploding recurrent unit: $G_t = f(K * G_{t-1} + b + K^{in} * X_t)$.
 
     $q\hat K$ is kept on the Stiefel manifold, where $\hat K$ is K as a $q^2 f\times f$ matrix. Then
-    $\lVert K * G\rVert \le \lVert G\rVert$, and neither states nor their gradients can grow exponentially. With TF32
-    allowed, as torch has it by default, ``.to(memory_format=torch.channels_last)`` is the faster layout on a GPU.
+    $\lVert K * G\rVert \le \lVert G\rVert$, and neither states nor their gradients can grow
+    exponentially. With TF32 allowed, as torch has it by default,
+    ``.to(memory_format=torch.channels_last)`` is the faster layout on a GPU.
 
     Args:
         in_channels, hidden_channels: of the inputs and of the states (f).
-        kernel_size: q, odd; images keep their size, zero beyond their borders.
+        kernel_size: q, odd. Images keep their size, and are zero beyond their borders.
         num_layers: stacked layers.
-        nonlinearity: "relu", "tanh", "leaky_relu", "abs", "modrelu", "identity"; or a function, on the slow path.
-        bias: one number a channel. For "modrelu" it is the threshold.
+        nonlinearity: "relu", "tanh", "leaky_relu", "abs", "modrelu" or "identity". A function of
+            your own takes the slow path.
+        bias: one number per channel. For "modrelu" it is the threshold.
         batch_first: input and output are ``(B, T, C, H, W)`` instead of ``(T, B, C, H, W)``.
         device, dtype: of the weights, real.
-        method: a method of :data:`cwy.METHODS` for tall matrices ("tcwy", "own", "rgd-c-c", ...), or without a constraint
-            "glorot", "orth-init" (started on the manifold) and "zeros" (no recurrence).
-        init: initial value of $q\hat K^\top$, as in :func:`cwy.orthogonal`; by default Haar-random, where the method has that.
+        method: a method of :data:`cwy.METHODS` for tall matrices ("tcwy", "own", "rgd-c-c", ...).
+            Without a constraint: "glorot", "orth-init" (started on the manifold) and "zeros" (no
+            recurrence).
+        init: initial value of $q\hat K^\top$, as in :func:`cwy.orthogonal`. By default it is
+            Haar-random, where the method has that.
         length: norm of the vectors of the methods by reflections, as in :func:`cwy.orthogonal`.
-        memory: "store", or "checkpoint" to keep $\sqrt T$ states: worth it with output="last". With lengths, all states are
-            kept in any case, because each sequence's last one is read from them.
+        memory: "store", or "checkpoint" to keep $\sqrt T$ states, which helps with output="last".
+            With lengths, all states are kept in any case, because each sequence's last one is read
+            from them.
         output: "all" states of the last layer, or only the "last".
         backend: of :func:`~cwy.ops.conv_rollout`.
 
     Attributes:
-        weight_ih_l0, weight_hh_l0, bias_ih_l0: the input kernel ``(f, C, q, q)``, $q\hat K^\top$ ``(f, q²f)`` with orthonormal
-            rows (for "glorot" $\hat K^\top$), ``(f,)``; further layers ``_l1``. :meth:`kernel` is K itself.
+        weight_ih_l0, weight_hh_l0, bias_ih_l0: the input kernel ``(f, C, q, q)``, $q\hat K^\top$
+            ``(f, q²f)`` with orthonormal rows (for "glorot" $\hat K^\top$), ``(f,)``. Further
+            layers have the suffix ``_l1``. :meth:`kernel` is K itself.
 
     Example:
         >>> unit = ConvNERU(3, 8)
@@ -183,7 +219,14 @@ class ConvNERU(Images, _Kernels):
         backend: str = "auto",
     ) -> None:
         super().__init__(in_channels, hidden_channels, kernel_size, num_layers, batch_first, output)
-        self._set_up(nonlinearity, bias, method, init, length, {"device": device, "dtype": dtype})
+        self._set_up(
+            nonlinearity=nonlinearity,
+            bias=bias,
+            method=method,
+            init=init,
+            length=length,
+            like={"device": device, "dtype": dtype},
+        )
         if memory not in ("store", "checkpoint"):
             raise ValueError(f"ConvNERU: memory must be 'store' or 'checkpoint', got {memory!r}.")
         names = ["auto", *(b.name for b in dispatch.backends("conv_rollout")["conv_rollout"])]
@@ -191,65 +234,90 @@ class ConvNERU(Images, _Kernels):
             raise ValueError(
                 f"ConvNERU: backend must be one of {', '.join(map(repr, names))}, got {backend!r}."
             )
-        self.memory, self.backend = memory, backend
+        self.memory = memory
+        self.backend = backend
         for layer in range(num_layers):
-            self._add(f"_l{layer}", in_channels if layer == 0 else hidden_channels)
+            self._add(f"_l{layer}", self._layer_channels(layer))
 
     def forward(
         self, input: Tensor, hx: Tensor | None = None, lengths: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Runs all steps.
+        """Run all steps.
 
         Args:
-            input: ``(T, B, C, H, W)``, or as ``batch_first`` says; ``(T, C, H, W)`` unbatched.
-            hx: ``(num_layers, B, f, H, W)``, the first states; zero by default.
-            lengths: ``(B,)``, where sequences end. Output after that is zero, and no gradient comes from there, unless the
-                states of a free kernel grow out of range there: then it is NaN.
+            input: ``(T, B, C, H, W)``, or as ``batch_first`` says. ``(T, C, H, W)`` is unbatched.
+            hx: ``(num_layers, B, f, H, W)``, the first states. Zero by default.
+            lengths: ``(B,)``, where sequences end. Output after that is zero, and no gradient comes
+                from there. If the states of a free kernel grow out of range there, it is NaN.
 
         Returns:
             The output, laid out like the input, and each sequence's last states, like hx.
         """
-        output, (hn,) = self._run(input, None if hx is None else (hx,), lengths)
+        state = None
+        if hx is not None:
+            state = (hx,)
+        output, (hn,) = self._run(input, state, lengths)
         return output, hn
 
     def _layer(
-        self, x: Tensor, state: tuple[Tensor, ...], suffix: str, ends: Tensor | None, output: str
-    ) -> tuple[Tensor | None, tuple[Tensor]]:
-        threshold = getattr(self, f"bias_ih{suffix}", None)
+        self, x: Tensor, state: State, suffix: str, ends: Tensor | None, output: str
+    ) -> tuple[Tensor | None, State]:
+        wanted = output
+        if ends is not None:
+            # Each sequence's last state is read from all states.
+            wanted = "all"
         if self.method == "zeros":
-            states = self._activate(
-                self._convolve(flat(x), suffix).unflatten(0, x.shape[:2]), threshold
-            )
+            images = self._convolve(flat(x), suffix).unflatten(0, x.shape[:2])
+            states = self._activate(images, getattr(self, f"bias_ih{suffix}", None))
             last = states[-1]
         else:
-            leaving = leaves(self, f"weight_hh{suffix}")
-            backend = "reference" if leaving else self.backend
-            memory = "store" if leaving else self.memory
-            inner = None
-            if memory == "store" and not leaving:
-                # One convolution over all steps, the bias with it where it is not a threshold.
-                x = self._convolve(flat(x), suffix).unflatten(0, x.shape[:2])
-                threshold = threshold if self._threshold else None
-            else:
-                inner = getattr(self, f"weight_ih{suffix}")
-            kernel, wanted = self.kernel(int(suffix[2:])), "all" if ends is not None else output
-            states, last = ops.conv_rollout(
-                x, state[0], kernel, threshold, self.nonlinearity, weight=inner, output=wanted, memory=memory,
-                backend=backend,
-            )  # fmt: skip
+            states, last = self._recur(x, state[0], suffix, wanted)
         if ends is not None:
             last = cast(Tensor, states)[ends - 1, torch.arange(len(ends), device=ends.device)]
-        return None if output == "last" else states, (last,)
+        if output == "last":
+            return None, (last,)
+        return states, (last,)
+
+    def _recur(
+        self, x: Tensor, h0: Tensor, suffix: str, output: str
+    ) -> tuple[Tensor | None, Tensor]:
+        """Return the states of a layer, or None if only the last are wanted, and the last ones."""
+        bias = getattr(self, f"bias_ih{suffix}", None)
+        inner = getattr(self, f"weight_ih{suffix}")
+        backend = self.backend
+        memory = self.memory
+        if leaves(self, f"weight_hh{suffix}"):
+            backend = "reference"
+            memory = "store"
+        elif memory == "store":
+            # One convolution over all steps, the bias with it where it is not a threshold.
+            x = self._convolve(flat(x), suffix).unflatten(0, x.shape[:2])
+            inner = None
+            if not self._threshold:
+                bias = None
+        return ops.conv_rollout(
+            x,
+            h0,
+            self.kernel(int(suffix[2:])),
+            bias,
+            self.nonlinearity,
+            weight=inner,
+            output=output,
+            memory=memory,
+            backend=backend,
+        )
 
 
 class ConvNERUCell(_Kernels):
     r"""One step of :class:`ConvNERU`: $G' = f(K * G + b + K^{in} * X)$.
 
     Args:
-        in_channels, hidden_channels, kernel_size, nonlinearity, bias, device, dtype, method, init, length: as there.
+        in_channels, hidden_channels, kernel_size, nonlinearity, bias: as there.
+        device, dtype, method, init, length: as there.
 
     Returns:
-        From ``input (B, C, H, W)`` or ``(C, H, W)``, and ``hx`` of f channels or None for zero, the next state.
+        The next state, from ``input (B, C, H, W)`` or ``(C, H, W)``, and ``hx`` of f channels or
+        None for zero.
 
     Example:
         >>> cell = ConvNERUCell(3, 8)
@@ -275,19 +343,25 @@ class ConvNERUCell(_Kernels):
         check_sizes(
             "ConvNERUCell", kernel_size, in_channels=in_channels, hidden_channels=hidden_channels
         )
-        self.in_channels, self.hidden_channels, self.kernel_size = (
-            in_channels,
-            hidden_channels,
-            kernel_size,
+        self.in_channels = in_channels
+        self.hidden_channels = hidden_channels
+        self.kernel_size = kernel_size
+        self._set_up(
+            nonlinearity=nonlinearity,
+            bias=bias,
+            method=method,
+            init=init,
+            length=length,
+            like={"device": device, "dtype": dtype},
         )
-        self._set_up(nonlinearity, bias, method, init, length, {"device": device, "dtype": dtype})
         self._add("", in_channels)
 
     def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
-        """The next state."""
+        """Return the next state."""
         if input.dim() not in (3, 4) or input.shape[-3] != self.in_channels:
             raise ValueError(
-                f"ConvNERUCell: expected input (B, {self.in_channels}, H, W), got shape {tuple(input.shape)}."
+                f"ConvNERUCell: expected input (B, {self.in_channels}, H, W), "
+                f"got shape {tuple(input.shape)}."
             )
         check_input(self, input, cast(Tensor, self.weight_ih))
         z = self._convolve(input, "")
@@ -296,7 +370,6 @@ class ConvNERUCell(_Kernels):
                 raise ValueError(
                     f"ConvNERUCell: expected hx of shape {tuple(z.shape)}, got {tuple(hx.shape)}."
                 )
-            z = z + nn.functional.conv2d(
-                hx.to(z.dtype), self.kernel(), padding=self.kernel_size // 2
-            )
+            padding = self.kernel_size // 2
+            z = z + nn.functional.conv2d(hx.to(z.dtype), self.kernel(), padding=padding)
         return self._activate(z, getattr(self, "bias_ih", None))

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from .inputs import check_counts, check_input, check_switches, name_of
 from .settings import Settings
 
+State = tuple[Tensor, ...]
+"""The tensors that make a state: one, or two for an LSTM."""
+
 
 def check_sizes(call: str, kernel_size: int, **sizes: int) -> None:
-    """Raises unless sizes are positive and images keep theirs."""
+    """Raise unless sizes are positive and images keep theirs."""
     check_counts(call, **sizes, kernel_size=kernel_size)
     if kernel_size % 2 == 0:
         raise ValueError(
@@ -21,11 +22,13 @@ def check_sizes(call: str, kernel_size: int, **sizes: int) -> None:
 
 
 class Images(Settings):
-    """Layers of a convolutional recurrence; a subclass has the weights, and runs one layer in :meth:`_layer`.
+    """Run the layers of a convolutional recurrence.
+
+    A subclass has the weights, and runs one layer in :meth:`_layer`.
 
     Args:
-        in_channels, hidden_channels, kernel_size, num_layers: sizes; kernels are square and odd.
-        batch_first: whether input and output are ``(B, T, C, H, W)`` rather than ``(T, B, C, H, W)``.
+        in_channels, hidden_channels, kernel_size, num_layers: sizes. Kernels are square and odd.
+        batch_first: whether input and output are ``(B, T, C, H, W)`` and not ``(T, B, C, H, W)``.
         output: "all" states of the last layer, or only the "last".
     """
 
@@ -53,83 +56,125 @@ class Images(Settings):
         check_switches(call, batch_first=batch_first)
         if output not in ("all", "last"):
             raise ValueError(f"{call}: output must be 'all' or 'last', got {output!r}.")
-        self.in_channels, self.hidden_channels, self.kernel_size = (
-            in_channels,
-            hidden_channels,
-            kernel_size,
-        )
-        self.num_layers, self.batch_first, self.output = num_layers, batch_first, output
+        self.in_channels = in_channels
+        self.hidden_channels = hidden_channels
+        self.kernel_size = kernel_size
+        self.num_layers = num_layers
+        self.batch_first = batch_first
+        self.output = output
+
+    def _layer_channels(self, layer: int) -> int:
+        """Return the channels of a layer's input."""
+        if layer == 0:
+            return self.in_channels
+        return self.hidden_channels
 
     def _layer(
-        self, x: Tensor, state: tuple[Tensor, ...], suffix: str, ends: Tensor | None, output: str
-    ) -> tuple[Tensor | None, tuple[Tensor, ...]]:
-        """States ``(T, B, C, H, W)`` of a layer (None if only the last is wanted), and each sequence's last state."""
+        self, x: Tensor, state: State, suffix: str, ends: Tensor | None, output: str
+    ) -> tuple[Tensor | None, State]:
+        """Return a layer's states ``(T, B, C, H, W)``, and the last state of each sequence.
+
+        The states are None if only the last are wanted.
+        """
         raise NotImplementedError
 
-    def _run(
-        self, input: Tensor, hx: tuple[Tensor, ...] | None, lengths: Tensor | None
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        call = name_of(self)
-        if input.dim() not in (4, 5) or input.shape[-3] != self.in_channels:
-            layout = "(B, T, C, H, W)" if self.batch_first else "(T, B, C, H, W)"
-            raise ValueError(
-                f"{call}: expected input {layout}, or (T, C, H, W) unbatched, with C = {self.in_channels}; "
-                f"got shape {tuple(input.shape)}."
-            )
+    def _run(self, input: Tensor, hx: State | None, lengths: Tensor | None) -> tuple[Tensor, State]:
+        """Return the output, laid out like the input, and the last state of each sequence."""
+        self._check_layout(input)
         unbatched = input.dim() == 4
-        x = (
-            input.unsqueeze(1)
-            if unbatched
-            else input.transpose(0, 1)
-            if self.batch_first
-            else input
-        )
+        x = self._time_first(input)
         check_input(self, input, next(self.parameters()), x.shape[0])
         first = self._first(hx, unbatched, x)
-        ends = None if lengths is None else self._ends(lengths, x)
-        inside = None if ends is None else torch.arange(x.shape[0], device=x.device)[:, None] < ends
-        if inside is not None:
-            # Whatever lies beyond an end, NaN even, must not reach a gradient as 0 times itself.
-            x = torch.where(inside[..., None, None, None], x, 0)
-        last = []
-        for layer in range(self.num_layers):
-            wanted = self.output if layer == self.num_layers - 1 else "all"
-            states, ended = self._layer(
-                x, tuple(part[layer] for part in first), f"_l{layer}", ends, wanted
-            )
-            x = ended[0] if states is None else states
-            last.append(ended)
-        hn = tuple(torch.stack([state[part] for state in last]) for part in range(self.parts))
+        if lengths is None:
+            x, hn = self._run_layers(x, first, None)
+        else:
+            x, hn = self._run_until(self._ends(lengths, x), x, first)
         if unbatched:
             hn = tuple(part.squeeze(1) for part in hn)
-        if self.output == "last":
-            return x.squeeze(0) if unbatched else x, hn
-        if inside is not None:
-            x = torch.where(inside[..., None, None, None], x, 0)
-        return x.squeeze(1) if unbatched else x.transpose(0, 1) if self.batch_first else x, hn
+        if unbatched and self.output == "last":
+            return x.squeeze(0), hn
+        if unbatched:
+            return x.squeeze(1), hn
+        if self.batch_first and self.output == "all":
+            return x.transpose(0, 1), hn
+        return x, hn
 
-    def _first(
-        self, hx: tuple[Tensor, ...] | None, unbatched: bool, x: Tensor
-    ) -> tuple[Tensor, ...]:
+    def _run_until(self, ends: Tensor, x: Tensor, first: State) -> tuple[Tensor, State]:
+        """Run all layers on sequences that end at different steps. Output beyond an end is 0."""
+        steps = torch.arange(x.shape[0], device=x.device)
+        inside = (steps[:, None] < ends)[..., None, None, None]
+        # Whatever lies beyond an end, NaN even, must not reach a gradient as 0 times itself.
+        x, hn = self._run_layers(torch.where(inside, x, 0), first, ends)
+        if self.output == "all":
+            x = torch.where(inside, x, 0)
+        return x, hn
+
+    def _run_layers(self, x: Tensor, first: State, ends: Tensor | None) -> tuple[Tensor, State]:
+        """Return what the last layer gives, and the last states of every layer."""
+        last = []
+        for layer in range(self.num_layers):
+            wanted = "all"
+            if layer == self.num_layers - 1:
+                wanted = self.output
+            state = tuple(part[layer] for part in first)
+            states, ended = self._layer(x, state, f"_l{layer}", ends, wanted)
+            last.append(ended)
+            x = ended[0]
+            if states is not None:
+                x = states
+        hn = tuple(torch.stack([state[part] for state in last]) for part in range(self.parts))
+        return x, hn
+
+    def _check_layout(self, x: Tensor) -> None:
+        if x.dim() in (4, 5) and x.shape[-3] == self.in_channels:
+            return
+        layout = "(T, B, C, H, W)"
+        if self.batch_first:
+            layout = "(B, T, C, H, W)"
+        raise ValueError(
+            f"{name_of(self)}: expected input {layout}, or (T, C, H, W) unbatched, "
+            f"with C = {self.in_channels}; got shape {tuple(x.shape)}."
+        )
+
+    def _time_first(self, x: Tensor) -> Tensor:
+        """Return the input as ``(T, B, C, H, W)``."""
+        if x.dim() == 4:
+            return x.unsqueeze(1)
+        if self.batch_first:
+            return x.transpose(0, 1)
+        return x
+
+    def _first(self, hx: State | None, unbatched: bool, x: Tensor) -> State:
+        """Return the first states of every layer, zero by default."""
         shape = (self.num_layers, x.shape[1], self.hidden_channels, *x.shape[-2:])
-        like: Any = {"dtype": next(self.parameters()).dtype, "device": x.device}
+        dtype = next(self.parameters()).dtype
         if hx is None:
-            return (torch.zeros(shape, **like),) * self.parts
-        given = tuple(part.unsqueeze(1) if unbatched else part for part in hx)
+            return (torch.zeros(shape, dtype=dtype, device=x.device),) * self.parts
+        given = tuple(hx)
+        expected = shape
+        if unbatched:
+            given = tuple(part.unsqueeze(1) for part in hx)
+            expected = (shape[0], *shape[2:])
         if [part.shape for part in given] != [torch.Size(shape)] * self.parts:
-            expected = (shape[0], *shape[2:]) if unbatched else shape
             got = ", ".join(str(tuple(part.shape)) for part in hx)
             raise ValueError(f"{name_of(self)}: expected hx of shape {expected}, got {got}.")
-        return tuple(part.to(like["dtype"]) for part in given)
+        return tuple(part.to(dtype) for part in given)
 
     def _ends(self, lengths: Tensor, x: Tensor) -> Tensor:
+        """Return the step after the last of each sequence, or raise if the lengths do not fit."""
         lengths = torch.as_tensor(lengths)
-        # Those on a GPU are not looked at: that would wait for it. A compiler has none to look at.
-        seen = not lengths.is_cuda and not torch.compiler.is_compiling()
-        fit = lengths.shape == x.shape[1:2] and not lengths.is_floating_point()
-        if not fit or (seen and bool((lengths < 1).any() | (lengths > x.shape[0]).any())):
-            got = lengths.tolist() if seen else tuple(lengths.shape)
+        steps, batch = x.shape[:2]
+        # Lengths on a GPU are not read: that would synchronize. A compiler has none to read.
+        readable = not lengths.is_cuda and not torch.compiler.is_compiling()
+        fit = lengths.shape == (batch,) and not lengths.is_floating_point()
+        if fit and readable:
+            fit = not bool((lengths < 1).any() | (lengths > steps).any())
+        if not fit:
+            got: object = tuple(lengths.shape)
+            if readable:
+                got = lengths.tolist()
             raise ValueError(
-                f"{name_of(self)}: lengths must be {x.shape[1]} whole numbers from 1 to T = {x.shape[0]}, got {got}."
+                f"{name_of(self)}: lengths must be {batch} whole numbers from 1 to T = {steps}, "
+                f"got {got}."
             )
         return lengths.to(x.device)

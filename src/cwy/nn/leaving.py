@@ -1,4 +1,4 @@
-"""How a layer leaves the library: an exported program of plain weights holds torch's own ops only."""
+"""How a layer leaves the library: an exported program of plain weights holds only torch's ops."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from torch.nn.utils import parametrize
 
 
 def leaves(layer: nn.Module, name: str) -> bool:
-    """Return whether an exporter is tracing and this weight of a layer is an ordinary parameter, as :func:`cwy.bake` leaves it.
+    """Return whether an exporter is tracing and this weight of a layer is an ordinary parameter.
 
-    Then the recurrence becomes torch's ``scan``, which runs where ``cwy`` is not installed.
+    That is how :func:`cwy.bake` leaves it. Then the recurrence becomes torch's ``scan``, which runs
+    where ``cwy`` is not installed.
     """
     return torch.compiler.is_exporting() and not parametrize.is_parametrized(layer, name)

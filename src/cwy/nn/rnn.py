@@ -13,6 +13,7 @@ from torch.nn.utils import parametrize
 from torch.nn.utils.rnn import PackedSequence
 
 from .. import ops
+from .._torch import originals, unparametrized_class
 from ..api import orthogonal
 from ..ops import dispatch
 from ..ops.recurrence.functions import check_choices, factors_are_cheaper
@@ -26,19 +27,26 @@ from .settings import Settings
 Activation = str | Callable[[Tensor], Tensor]
 
 
-def _complex_only(method: str, dtype: torch.dtype | None) -> torch.dtype | None:
-    """The dtype of the weights: methods that are unitary alone have complex ones."""
-    dtype = torch.get_default_dtype() if dtype is None else dtype
-    return dtype if METHODS[method].real or dtype.is_complex else dtype.to_complex()
+def _dtype_for(method: str, dtype: torch.dtype | None) -> torch.dtype:
+    """Return the dtype of the weights. It is complex for methods that are only unitary."""
+    if dtype is None:
+        dtype = torch.get_default_dtype()
+    if METHODS[method].real or dtype.is_complex:
+        return dtype
+    return dtype.to_complex()
 
 
 class _Recurrent(Settings):
-    """Weights of one or more recurrent layers, named as torch names them, with orthogonal transitions."""
+    """Hold the weights of recurrent layers, named as torch names them.
+
+    The transitions are orthogonal.
+    """
 
     def __init__(
         self,
         input_size: int,
         hidden_size: int,
+        *,
         bias: bool,
         nonlinearity: Activation,
         method: str,
@@ -51,51 +59,53 @@ class _Recurrent(Settings):
         super().__init__()
         check_counts(type(self).__name__, input_size=input_size, hidden_size=hidden_size)
         check_switches(type(self).__name__, bias=bias)
-        self.input_size, self.hidden_size, self.bias = input_size, hidden_size, bias
-        self.nonlinearity, self.method = nonlinearity, method
+        self.input_size = input_size
+        self.hidden_size = hidden_size
+        self.bias = bias
+        self.nonlinearity = nonlinearity
+        self.method = method
         self._options: dict[str, Any] = {
             "method": method,
             "reflections": reflections,
             "init": init,
             "length": length,
         }
-        self._like: dict[str, Any] = {"device": device, "dtype": _complex_only(method, dtype)}
+        self._like: dict[str, Any] = {"device": device, "dtype": _dtype_for(method, dtype)}
         if isinstance(nonlinearity, str) and nonlinearity in NONLINEARITIES:
             known = [name for name, f in NONLINEARITIES.items() if f.complex]
             if self._like["dtype"].is_complex and nonlinearity not in known:
                 raise ValueError(
-                    f"{type(self).__name__}: nonlinearity {nonlinearity!r} has no complex form, and the weights are "
-                    f"{self._like['dtype']}. Use one of {', '.join(map(repr, known))}."
+                    f"{type(self).__name__}: nonlinearity {nonlinearity!r} has no complex form, "
+                    f"and the weights are {self._like['dtype']}. "
+                    f"Use one of {', '.join(map(repr, known))}."
                 )
 
     @property
     def _threshold(self) -> bool:
+        """Whether the bias is the threshold of the nonlinearity."""
         return self.nonlinearity == "modrelu"
 
     def _add(self, suffix: str, input_size: int) -> None:
-        """One layer, one direction: its input map, orthogonal transition and bias, drawn as torch draws them."""
+        """Add a layer in one direction: input map, orthogonal transition and bias.
+
+        The input map and the bias are drawn as torch draws them.
+        """
         n = self.hidden_size
         bound = 1 / math.sqrt(n)
-        weight = nn.Parameter(torch.empty(n, input_size, **self._like))
-        with torch.no_grad():
-            view = torch.view_as_real(weight) if weight.is_complex() else weight
-            view.uniform_(-bound, bound)
+        weight = _uniform(bound, n, input_size, **self._like)
         self.register_parameter(f"weight_ih{suffix}", weight)
         self.register_parameter(f"weight_hh{suffix}", nn.Parameter(torch.zeros(n, n, **self._like)))
         if self.bias:
-            # The threshold of modReLU is real for complex states too.
-            dtype = self._like["dtype"]
-            bias = torch.empty(
-                n, device=self._like["device"], dtype=dtype.to_real() if self._threshold else dtype
-            )
-            edge = 0.01 if self._threshold else bound
-            with torch.no_grad():
-                (torch.view_as_real(bias) if bias.is_complex() else bias).uniform_(-edge, edge)
-            self.register_parameter(f"bias_ih{suffix}", nn.Parameter(bias))
+            like = self._like
+            if self._threshold:
+                # The threshold of modReLU is real for complex states too.
+                like = {**like, "dtype": like["dtype"].to_real()}
+                bound = 0.01
+            self.register_parameter(f"bias_ih{suffix}", _uniform(bound, n, **like))
         orthogonal(self, f"weight_hh{suffix}", **self._options)
 
     def _assign(self, name: str, q: Tensor) -> None:
-        """Gives a transition this value; raises if it is not orthogonal."""
+        """Give a transition this value, or raise if it is not orthogonal."""
         chart = on_manifold(self).get(name)
         if chart is None:
             setattr(self, name, q)
@@ -103,7 +113,7 @@ class _Recurrent(Settings):
             getattr(self, name).copy_(chart(chart.right_inverse(q)))
 
     def _transition(self, suffix: str, rows: int) -> tuple[Tensor | ops.WY, Tensor | None]:
-        """Q, formed once for all steps; or its factors and signs where few reflections make them cheaper."""
+        """Return Q, formed once for all steps, or its factors and signs where these are cheaper."""
         name = f"weight_hh{suffix}"
         if parametrize.is_parametrized(self, name):
             chain = cast(
@@ -111,12 +121,8 @@ class _Recurrent(Settings):
             )
             chart = chain[0]
             if isinstance(chart, CWY) and len(chain) == 1:
-                v, *phase = (
-                    [chain.original]
-                    if chain.is_tensor
-                    else [getattr(chain, f"original{i}") for i in range(chain.ntensors)]
-                )
-                # Rounded to half precision, Q would lose the norm of its states: the factors are float32.
+                v, *phase = originals(chain)
+                # Q in half precision would lose the norm of its states. The factors are float32.
                 narrow = v.dtype in (torch.float16, torch.bfloat16)
                 if narrow or factors_are_cheaper(
                     chart.n, chart.reflections, rows, v.device.type, v.dtype, v.device.index
@@ -129,32 +135,51 @@ class _Recurrent(Settings):
         real = not cast(Tensor, next(self.parameters())).is_complex()
         if self.nonlinearity not in ("tanh", "relu") or not real:
             raise ValueError(
-                f"{name_of(self)}.to_torch: torch has real networks with tanh and relu only, and this one has "
-                f"nonlinearity={self.nonlinearity!r}, dtype={next(self.parameters()).dtype}. "
+                f"{name_of(self)}.to_torch: torch has real networks with tanh and relu only, "
+                f"and this one has nonlinearity={self.nonlinearity!r}, "
+                f"dtype={next(self.parameters()).dtype}. "
                 "To deploy it, call cwy.bake and torch.export or torch.onnx.export."
             )
 
 
-class OrthogonalRNN(_Recurrent):
-    r"""``torch.nn.RNN`` with an orthogonal (for complex weights, unitary) transition: $h_t = f(Q h_{t-1} + W x_t + b)$.
+def _uniform(bound: float, *shape: int, **like: Any) -> nn.Parameter:
+    """Return a parameter with entries, or their real and imaginary parts, uniform in ±bound."""
+    drawn = torch.empty(*shape, **like)
+    if drawn.is_complex():
+        torch.view_as_real(drawn).uniform_(-bound, bound)
+    else:
+        drawn.uniform_(-bound, bound)
+    return nn.Parameter(drawn)
 
-    Takes what ``torch.nn.RNN`` takes, in the same order, and returns what it returns.
+
+class OrthogonalRNN(_Recurrent):
+    r"""``torch.nn.RNN`` with an orthogonal transition: $h_t = f(Q h_{t-1} + W x_t + b)$.
+
+    Takes what ``torch.nn.RNN`` takes, in the same order, and returns what it returns. With complex
+    weights the transition is unitary.
 
     Args:
         input_size, hidden_size, num_layers: as in torch.
-        nonlinearity: "tanh", "relu", "leaky_relu", "abs", "modrelu", "identity"; or a function, on the slow path.
-        bias: one a layer (torch has two that are added). For "modrelu" it is the threshold.
-        batch_first, dropout, bidirectional, device, dtype: as in torch. A complex dtype makes states complex.
-        method: a square method of :data:`cwy.METHODS`. Those that are unitary alone make weights and states complex.
-        reflections: L of the methods by reflections; with few, states are multiplied by factors, Q never formed.
-        init, length: initial value of the transition and norm of its vectors, as in :func:`cwy.orthogonal`.
-        memory: "store", "checkpoint" or "reversible": what is kept for the backward, see :func:`~cwy.ops.rollout`.
-        output: "all" states of the last layer, or only the "last", without storing the others' outputs.
+        nonlinearity: "tanh", "relu", "leaky_relu", "abs", "modrelu" or "identity". A function of
+            your own takes the slow path.
+        bias: one per layer (torch has two that are added). For "modrelu" it is the threshold.
+        batch_first, dropout, bidirectional, device, dtype: as in torch. A complex dtype makes
+            states complex.
+        method: a square method of :data:`cwy.METHODS`. Those that are only unitary make weights and
+            states complex.
+        reflections: L of the methods by reflections. With few, states are multiplied in low-rank
+            form, without forming Q.
+        init, length: initial value of the transition and norm of its vectors, as in
+            :func:`cwy.orthogonal`.
+        memory: "store", "checkpoint" or "reversible": what is kept for the backward pass, see
+            :func:`~cwy.ops.rollout`.
+        output: "all" states of the last layer, or only the "last", without storing the others.
         backend: of :func:`~cwy.ops.rollout`.
 
     Attributes:
-        weight_ih_l0, weight_hh_l0, bias_ih_l0: ``(N, input_size)``, Q itself ``(N, N)``, ``(N,)``; further layers ``_l1``, the
-            backward direction ``_l0_reverse``. ``rnn.weight_hh_l0 = Q`` assigns an orthogonal matrix.
+        weight_ih_l0, weight_hh_l0, bias_ih_l0: ``(N, input_size)``, Q itself ``(N, N)``, ``(N,)``.
+            Further layers have the suffix ``_l1``, the backward direction ``_l0_reverse``.
+            ``rnn.weight_hh_l0 = Q`` assigns an orthogonal matrix.
 
     Example:
         >>> rnn = OrthogonalRNN(10, 20, nonlinearity="modrelu")
@@ -187,14 +212,14 @@ class OrthogonalRNN(_Recurrent):
         super().__init__(
             input_size,
             hidden_size,
-            bias,
-            nonlinearity,
-            method,
-            reflections,
-            init,
-            device,
-            dtype,
-            length,
+            bias=bias,
+            nonlinearity=nonlinearity,
+            method=method,
+            reflections=reflections,
+            init=init,
+            device=device,
+            dtype=dtype,
+            length=length,
         )
         check_counts("OrthogonalRNN", num_layers=num_layers)
         check_switches("OrthogonalRNN", batch_first=batch_first, bidirectional=bidirectional)
@@ -205,33 +230,45 @@ class OrthogonalRNN(_Recurrent):
         names = ["auto", *(b.name for b in dispatch.backends("rollout")["rollout"])]
         if backend not in names:
             raise ValueError(
-                f"OrthogonalRNN: backend must be one of {', '.join(map(repr, names))}, got {backend!r}."
+                f"OrthogonalRNN: backend must be one of {', '.join(map(repr, names))}, "
+                f"got {backend!r}."
             )
-        self.num_layers, self.batch_first, self.dropout, self.bidirectional = (
-            num_layers,
-            batch_first,
-            dropout,
-            bidirectional,
-        )
-        self.memory, self.output, self.backend = memory, output, backend
+        self.num_layers = num_layers
+        self.batch_first = batch_first
+        self.dropout = dropout
+        self.bidirectional = bidirectional
+        self.memory = memory
+        self.output = output
+        self.backend = backend
+        features = input_size
         for layer in range(num_layers):
-            for suffix in self._suffixes(layer):
-                self._add(
-                    suffix, input_size if layer == 0 else hidden_size * (2 if bidirectional else 1)
-                )
+            suffixes = self._suffixes(layer)
+            for suffix in suffixes:
+                self._add(suffix, features)
+            features = hidden_size * len(suffixes)
 
     def _suffixes(self, layer: int) -> list[str]:
-        return [f"_l{layer}", f"_l{layer}_reverse"] if self.bidirectional else [f"_l{layer}"]
+        """Return what the names of a layer's weights end with, for each direction."""
+        if self.bidirectional:
+            return [f"_l{layer}", f"_l{layer}_reverse"]
+        return [f"_l{layer}"]
+
+    def _all_suffixes(self) -> list[str]:
+        return [suffix for layer in range(self.num_layers) for suffix in self._suffixes(layer)]
 
     @classmethod
     def from_torch(cls, rnn: nn.RNN, **options) -> OrthogonalRNN:
-        """The same network as a ``torch.nn.RNN`` whose transitions are orthogonal already; raises if one is not.
+        """Return the same network as a ``torch.nn.RNN`` whose transitions are orthogonal already.
+
+        Raises if a transition is not orthogonal.
 
         Args:
             rnn: its weights are copied.
-            options: the keywords of this class; ``reflections`` must reach the transitions.
+            options: the keywords of this class. ``reflections`` must reach the transitions.
         """
-        kind = type(rnn).__mro__[1] if parametrize.is_parametrized(rnn) else type(rnn)
+        kind = type(rnn)
+        if parametrize.is_parametrized(rnn):
+            kind = unparametrized_class(rnn)
         if kind is not nn.RNN:
             raise TypeError(
                 f"OrthogonalRNN.from_torch: expected a torch.nn.RNN, got {type(rnn).__name__}."
@@ -240,24 +277,33 @@ class OrthogonalRNN(_Recurrent):
             raise ValueError("OrthogonalRNN.from_torch: projections (proj_size) are not supported.")
         like = cast(Tensor, rnn.weight_ih_l0)
         ours = cls(
-            rnn.input_size, rnn.hidden_size, rnn.num_layers, rnn.nonlinearity, rnn.bias, rnn.batch_first, rnn.dropout,
-            rnn.bidirectional, like.device, like.dtype, **options,
-        )  # fmt: skip
+            rnn.input_size,
+            rnn.hidden_size,
+            rnn.num_layers,
+            rnn.nonlinearity,
+            rnn.bias,
+            rnn.batch_first,
+            rnn.dropout,
+            rnn.bidirectional,
+            like.device,
+            like.dtype,
+            **options,
+        )
         with torch.no_grad():
-            for layer in range(rnn.num_layers):
-                for suffix in ours._suffixes(layer):
-                    getattr(ours, f"weight_ih{suffix}").copy_(getattr(rnn, f"weight_ih{suffix}"))
-                    ours._assign(f"weight_hh{suffix}", getattr(rnn, f"weight_hh{suffix}").detach())
-                    if rnn.bias:
-                        bias = getattr(rnn, f"bias_ih{suffix}") + getattr(rnn, f"bias_hh{suffix}")
-                        getattr(ours, f"bias_ih{suffix}").copy_(bias)
+            for suffix in ours._all_suffixes():
+                getattr(ours, f"weight_ih{suffix}").copy_(getattr(rnn, f"weight_ih{suffix}"))
+                ours._assign(f"weight_hh{suffix}", getattr(rnn, f"weight_hh{suffix}").detach())
+                if rnn.bias:
+                    bias = getattr(rnn, f"bias_ih{suffix}") + getattr(rnn, f"bias_hh{suffix}")
+                    getattr(ours, f"bias_ih{suffix}").copy_(bias)
         return ours.train(rnn.training)
 
     @torch.no_grad()
     def to_torch(self) -> nn.RNN:
         """Return the same network as a ``torch.nn.RNN``: for "tanh" and "relu", with real weights.
 
-        Its weights are copies, its transitions ordinary parameters, and its second bias is zero. It returns all states.
+        Its weights are copies, its transitions ordinary parameters, and its second bias is zero. It
+        returns all states.
         """
         self._check_torch()
         like = cast(Tensor, self.weight_ih_l0)
@@ -273,129 +319,204 @@ class OrthogonalRNN(_Recurrent):
             device=like.device,
             dtype=like.dtype,
         )
-        for layer in range(self.num_layers):
-            for suffix in self._suffixes(layer):
-                _copy(self, theirs, suffix)
+        for suffix in self._all_suffixes():
+            _copy(self, theirs, suffix)
         return theirs.train(self.training)
 
     @property
     def all_weights(self) -> list[list[Tensor]]:
-        """The weights of each layer and direction: the input map, the transition Q and the bias, if there is one."""
-        names = ["weight_ih", "weight_hh", "bias_ih"] if self.bias else ["weight_ih", "weight_hh"]
-        suffixes = [suffix for layer in range(self.num_layers) for suffix in self._suffixes(layer)]
-        return [[getattr(self, name + suffix) for name in names] for suffix in suffixes]
+        """Return the weights of each layer and direction: input map, transition Q and any bias."""
+        names = ["weight_ih", "weight_hh"]
+        if self.bias:
+            names.append("bias_ih")
+        return [[getattr(self, name + suffix) for name in names] for suffix in self._all_suffixes()]
 
     def flatten_parameters(self) -> None:
-        """Nothing to do; torch's layers have it, and what trains them calls it."""
+        """Do nothing. Torch's layers have this method, and what trains them calls it."""
 
     def forward(
         self, input: Tensor | PackedSequence, hx: Tensor | None = None
     ) -> tuple[Tensor | PackedSequence, Tensor]:
-        packed = input if isinstance(input, PackedSequence) else None
-        data = cast(Tensor, input) if packed is None else packed.data
-        if data.shape[-1] != self.input_size:
-            raise ValueError(
-                f"OrthogonalRNN: expected input of {self.input_size} features, got shape {tuple(data.shape)}."
-            )
-        x = packed.data if packed is not None else self._time_first(cast(Tensor, input))
-        check_input(self, data, cast(Tensor, self.weight_ih_l0), x.shape[0])
-        unbatched = packed is None and cast(Tensor, input).dim() == 2
-        batch = int(packed.batch_sizes[0]) if packed is not None else x.shape[1]
-        h0 = self._first_states(hx, unbatched, batch, x)
-        if packed is not None and packed.sorted_indices is not None:
-            h0 = h0[:, packed.sorted_indices]
-        last = []
-        for layer in range(self.num_layers):
-            top = layer == self.num_layers - 1
-            if layer and self.dropout and self.training:
-                x = nn.functional.dropout(x, self.dropout)
-            outputs = []
-            for suffix in self._suffixes(layer):
-                states, h = self._direction(
-                    x, h0[len(last)], suffix, packed, self.output if top else "all"
-                )
-                outputs.append(h if states is None else states)
-                last.append(h)
-            x = torch.cat(outputs, -1) if len(outputs) > 1 else outputs[0]
-        hn = torch.stack(last)
-        order = None if packed is None else packed.unsorted_indices
-        if order is not None:
-            hn = hn[:, order]
+        if isinstance(input, PackedSequence):
+            return self._run_packed(input, hx)
+        return self._run(input, hx)
+
+    def _run(self, input: Tensor, hx: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the output for sequences of one length, and the last states."""
+        self._check_features(input)
+        x = self._time_first(input)
+        check_input(self, input, cast(Tensor, self.weight_ih_l0), x.shape[0])
+        unbatched = input.dim() == 2
+        h0 = self._first_states(hx, x.shape[1], x.device, unbatched=unbatched)
+        x, hn = self._run_layers(x, h0, None)
         if unbatched:
             hn = hn.squeeze(1)
-        if self.output == "last":
-            x = x if order is None else x[order]
-            return x.squeeze(0) if unbatched else x, hn
-        if packed is not None:
-            return PackedSequence(
-                x, packed.batch_sizes, packed.sorted_indices, packed.unsorted_indices
-            ), hn
+        if unbatched and self.output == "last":
+            return x.squeeze(0), hn
         if unbatched:
             return x.squeeze(1), hn
-        return x.transpose(0, 1) if self.batch_first else x, hn
+        if self.batch_first and self.output == "all":
+            return x.transpose(0, 1), hn
+        return x, hn
+
+    def _run_packed(
+        self, packed: PackedSequence, hx: Tensor | None
+    ) -> tuple[Tensor | PackedSequence, Tensor]:
+        """Return the output for a packed sequence, and the last states."""
+        x = packed.data
+        self._check_features(x)
+        check_input(self, x, cast(Tensor, self.weight_ih_l0), x.shape[0])
+        h0 = self._first_states(hx, int(packed.batch_sizes[0]), x.device)
+        if packed.sorted_indices is not None:
+            h0 = h0[:, packed.sorted_indices]
+        x, hn = self._run_layers(x, h0, packed.batch_sizes)
+        order = packed.unsorted_indices
+        if order is not None:
+            hn = hn[:, order]
+        if self.output == "all":
+            return PackedSequence(x, packed.batch_sizes, packed.sorted_indices, order), hn
+        if order is not None:
+            x = x[order]
+        return x, hn
+
+    def _run_layers(
+        self, x: Tensor, h0: Tensor, batch_sizes: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Run all layers in all directions.
+
+        Args:
+            x: ``(T, B, features)``, or the rows of a packed sequence.
+            h0: ``(layers and directions, B, N)``, the first states.
+            batch_sizes: the sequences that go on at each step of a packed sequence, else None.
+
+        Returns:
+            The states of the last layer, or its last states if only these are wanted, and the last
+            states of every layer and direction.
+        """
+        last: list[Tensor] = []
+        for layer in range(self.num_layers):
+            if layer > 0 and self.dropout and self.training:
+                x = nn.functional.dropout(x, self.dropout)
+            wanted = "all"
+            if layer == self.num_layers - 1:
+                wanted = self.output
+            outputs = []
+            for suffix in self._suffixes(layer):
+                states, h = self._direction(x, h0[len(last)], suffix, batch_sizes, wanted)
+                last.append(h)
+                if states is None:
+                    states = h
+                outputs.append(states)
+            x = outputs[0]
+            if len(outputs) > 1:
+                x = torch.cat(outputs, -1)
+        return x, torch.stack(last)
+
+    def _check_features(self, x: Tensor) -> None:
+        if x.shape[-1] != self.input_size:
+            raise ValueError(
+                f"OrthogonalRNN: expected input of {self.input_size} features, "
+                f"got shape {tuple(x.shape)}."
+            )
 
     def _time_first(self, x: Tensor) -> Tensor:
+        """Return the input as ``(T, B, features)``."""
         if x.dim() not in (2, 3):
             raise ValueError(
-                f"OrthogonalRNN: expected input of 2 (unbatched) or 3 dimensions, got shape {tuple(x.shape)}."
+                "OrthogonalRNN: expected input of 2 (unbatched) or 3 dimensions, "
+                f"got shape {tuple(x.shape)}."
             )
         if x.dim() == 2:
             return x.unsqueeze(1)
-        return x.transpose(0, 1) if self.batch_first else x
+        if self.batch_first:
+            return x.transpose(0, 1)
+        return x
 
-    def _first_states(self, hx: Tensor | None, unbatched: bool, batch: int, x: Tensor) -> Tensor:
-        shape = (self.num_layers * (2 if self.bidirectional else 1), batch, self.hidden_size)
+    def _first_states(
+        self, hx: Tensor | None, batch: int, device: torch.device, *, unbatched: bool = False
+    ) -> Tensor:
+        """Return the first states of all layers and directions, zero by default."""
+        directions = len(self._suffixes(0))
+        shape = (self.num_layers * directions, batch, self.hidden_size)
         dtype = cast(Tensor, self.weight_ih_l0).dtype
         if hx is None:
-            return torch.zeros(shape, dtype=dtype, device=x.device)
+            return torch.zeros(shape, dtype=dtype, device=device)
         if hx.is_complex() and not dtype.is_complex:
             raise ValueError(
                 f"OrthogonalRNN: hx is {hx.dtype}, but the layer's states are {dtype}."
             )
-        given = hx.unsqueeze(1) if unbatched and hx.dim() == 2 else hx
+        given = hx
+        expected = shape
+        if unbatched:
+            expected = (shape[0], shape[2])
+            if hx.dim() == 2:
+                given = hx.unsqueeze(1)
         if given.shape != shape:
-            expected = (shape[0], shape[2]) if unbatched else shape
             raise ValueError(
                 f"OrthogonalRNN: expected hx of shape {expected}, got {tuple(hx.shape)}."
             )
         return given.to(dtype)
 
     def _direction(
-        self, x: Tensor, h0: Tensor, suffix: str, packed: PackedSequence | None, output: str
+        self, x: Tensor, h0: Tensor, suffix: str, batch_sizes: Tensor | None, output: str
     ) -> tuple[Tensor | None, Tensor]:
-        """One layer in one direction: states like x (None if only the last is wanted), and the last state."""
-        weight, bias = getattr(self, f"weight_ih{suffix}"), getattr(self, f"bias_ih{suffix}", None)
+        """Run one layer in one direction.
+
+        Returns:
+            The states of every step like x, or None if only the last are wanted, and the last
+            states.
+        """
+        weight = getattr(self, f"weight_ih{suffix}")
+        bias = getattr(self, f"bias_ih{suffix}", None)
         reverse = suffix.endswith("_reverse")
-        turn = (
-            _reversal(packed.batch_sizes).to(x.device) if reverse and packed is not None else None
-        )
+        order = None
+        if reverse and batch_sizes is not None:
+            order = _reversal(batch_sizes).to(x.device)
         if reverse:
-            x = x.flip(0) if turn is None else x[turn]
-        if x.dtype != weight.dtype and weight.is_complex():
+            x = _reversed(x, order)
+        if weight.is_complex():
             x = x.to(weight.dtype)
-        leaving = leaves(self, f"weight_hh{suffix}")
-        backend = "reference" if leaving else self.backend
-        memory = "store" if leaving else self.memory
-        inner = None if memory == "store" else weight
-        if inner is None:
+        backend = self.backend
+        memory = self.memory
+        if leaves(self, f"weight_hh{suffix}"):
+            backend = "reference"
+            memory = "store"
+        inner = weight
+        if memory == "store":
             # One product over all steps, the bias with it where it is not a threshold.
-            x = nn.functional.linear(x, weight, None if self._threshold else bias)
-            bias = bias if self._threshold else None
-        transition, signs = self._transition(
-            suffix, x.shape[0] if packed is not None else x.shape[0] * x.shape[1]
-        )
+            inner = None
+            if self._threshold:
+                x = nn.functional.linear(x, weight)
+            else:
+                x = nn.functional.linear(x, weight, bias)
+                bias = None
+        rows = x.shape[0]
+        inputs: Tensor | PackedSequence = x
+        if batch_sizes is None:
+            rows = x.shape[0] * x.shape[1]
+        else:
+            inputs = PackedSequence(x, batch_sizes)
+        transition, signs = self._transition(suffix, rows)
         states, last = ops.rollout(
-            x if packed is None else PackedSequence(x, packed.batch_sizes), h0, transition, bias, self.nonlinearity,
-            signs=signs, weight=inner, output=output, memory=memory, backend=backend,
-        )  # fmt: skip
-        states = states.data if isinstance(states, PackedSequence) else states
+            inputs,
+            h0,
+            transition,
+            bias,
+            self.nonlinearity,
+            signs=signs,
+            weight=inner,
+            output=output,
+            memory=memory,
+            backend=backend,
+        )
+        if isinstance(states, PackedSequence):
+            states = states.data
         if weight.dtype in (torch.float16, torch.bfloat16):
-            states, last = (
-                None if states is None else states.to(weight.dtype),
-                last.to(weight.dtype),
-            )
+            last = last.to(weight.dtype)
+            if states is not None:
+                states = states.to(weight.dtype)
         if reverse and states is not None:
-            states = states.flip(0) if turn is None else states[turn]
+            states = _reversed(states, order)
         return states, last
 
 
@@ -410,8 +531,19 @@ def _copy(ours: nn.Module, theirs: nn.Module, suffix: str) -> None:
         bias.zero_()
 
 
+def _reversed(x: Tensor, order: Tensor | None) -> Tensor:
+    """Return the steps in reverse order, those of a packed sequence by the order of its rows."""
+    if order is None:
+        return x.flip(0)
+    return x[order]
+
+
 def _reversal(sizes: Tensor) -> Tensor:
-    """Where each row of a packed sequence lies when every sequence is turned round within its own length."""
+    """Return the order of a packed sequence's rows that reverses each sequence within its length.
+
+    Args:
+        sizes: the sequences that go on at each step.
+    """
     steps = torch.arange(len(sizes))
     starts = sizes.cumsum(0) - sizes
     lengths = (sizes[:, None] > torch.arange(int(sizes[0]))).sum(0)
@@ -424,7 +556,8 @@ class OrthogonalRNNCell(_Recurrent):
     r"""``torch.nn.RNNCell`` with an orthogonal transition: one step $h' = f(Qh + Wx + b)$.
 
     Args:
-        input_size, hidden_size, bias, nonlinearity, device, dtype: as in torch; ``nonlinearity`` as in :class:`OrthogonalRNN`.
+        input_size, hidden_size, bias, device, dtype: as in torch.
+        nonlinearity: as in :class:`OrthogonalRNN`.
         method, reflections, init, length: as in :class:`OrthogonalRNN`.
 
     Example:
@@ -453,21 +586,21 @@ class OrthogonalRNNCell(_Recurrent):
         super().__init__(
             input_size,
             hidden_size,
-            bias,
-            nonlinearity,
-            method,
-            reflections,
-            init,
-            device,
-            dtype,
-            length,
+            bias=bias,
+            nonlinearity=nonlinearity,
+            method=method,
+            reflections=reflections,
+            init=init,
+            device=device,
+            dtype=dtype,
+            length=length,
         )
         check_choices("OrthogonalRNNCell", nonlinearity, "all", "store")
         self._add("", input_size)
 
     @torch.no_grad()
     def to_torch(self) -> nn.RNNCell:
-        """Return the same cell as a ``torch.nn.RNNCell``, as :meth:`OrthogonalRNN.to_torch` does."""
+        """Return the same cell as a ``torch.nn.RNNCell``. See :meth:`OrthogonalRNN.to_torch`."""
         self._check_torch()
         like = {"device": self.weight_ih.device, "dtype": self.weight_ih.dtype}
         theirs = nn.RNNCell(
@@ -479,15 +612,23 @@ class OrthogonalRNNCell(_Recurrent):
     def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
         if input.dim() not in (1, 2) or input.shape[-1] != self.input_size:
             raise ValueError(
-                f"OrthogonalRNNCell: expected input (*, {self.input_size}), got shape {tuple(input.shape)}."
+                f"OrthogonalRNNCell: expected input (*, {self.input_size}), "
+                f"got shape {tuple(input.shape)}."
             )
-        weight, transition, bias = self.weight_ih, self.weight_hh, getattr(self, "bias_ih", None)
+        weight = self.weight_ih
+        transition = self.weight_hh
+        bias = getattr(self, "bias_ih", None)
         check_input(self, input, weight)
-        x = input.to(weight.dtype) if weight.is_complex() else input
-        z = nn.functional.linear(x, weight, None if self._threshold else bias)
+        x = input
+        if weight.is_complex():
+            x = input.to(weight.dtype)
+        if self._threshold:
+            z = nn.functional.linear(x, weight)
+        else:
+            z = nn.functional.linear(x, weight, bias)
         if hx is not None:
-            if hx.shape != (*input.shape[:-1], self.hidden_size):
-                expected = (*input.shape[:-1], self.hidden_size)
+            expected = (*input.shape[:-1], self.hidden_size)
+            if hx.shape != expected:
                 raise ValueError(
                     f"OrthogonalRNNCell: expected hx of shape {expected}, got {tuple(hx.shape)}."
                 )

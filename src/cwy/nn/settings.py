@@ -1,4 +1,7 @@
-"""A layer's own settings: it prints those that differ from the defaults, and is made anew from all of them."""
+"""A layer's own settings.
+
+It prints those that differ from the defaults, and is made anew from all of them.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,12 @@ from ..api import bake
 class Settings(nn.Module):
     """A layer that knows what it was made with.
 
-    A subclass keeps each argument of its constructor as an attribute of that name, as a private one, or in ``_options``.
+    A subclass keeps each argument of its constructor as an attribute of that name, as a private
+    one, or in ``_options``.
     """
 
     def reset_parameters(self) -> None:
-        """Draw all weights anew, as the constructor does; constrained weights stay constrained."""
+        """Draw all weights anew, as the constructor does. Constrained weights stay constrained."""
         like = next(self.parameters())
         fresh = self._fresh(like.device, like.dtype)
         if not parametrize.is_parametrized(self):
@@ -47,7 +51,7 @@ class Settings(nn.Module):
         return self._maker()(**settings, device=device, dtype=dtype)
 
     def _maker(self) -> type[nn.Module]:
-        """Return the class of this package that the layer is of; torch and users derive others from it."""
+        """Return the layer's class of this package. Torch and users derive others from it."""
         return next(
             kind for kind in type(self).__mro__ if kind.__module__.startswith(f"{__package__}.")
         )
