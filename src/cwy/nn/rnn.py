@@ -466,14 +466,22 @@ class OrthogonalRNN(_Recurrent):
             The states of every step like x, or None if only the last are wanted, and the last
             states.
         """
+        if not suffix.endswith("_reverse"):
+            return self._recur(x, h0, suffix, batch_sizes, output)
+        order = None
+        if batch_sizes is not None:
+            order = _reversal(batch_sizes).to(x.device)
+        states, last = self._recur(_reversed(x, order), h0, suffix, batch_sizes, output)
+        if states is not None:
+            states = _reversed(states, order)
+        return states, last
+
+    def _recur(
+        self, x: Tensor, h0: Tensor, suffix: str, batch_sizes: Tensor | None, output: str
+    ) -> tuple[Tensor | None, Tensor]:
+        """Run the recurrence of one layer forward in time, and return what :meth:`_direction` does."""
         weight = getattr(self, f"weight_ih{suffix}")
         bias = getattr(self, f"bias_ih{suffix}", None)
-        reverse = suffix.endswith("_reverse")
-        order = None
-        if reverse and batch_sizes is not None:
-            order = _reversal(batch_sizes).to(x.device)
-        if reverse:
-            x = _reversed(x, order)
         if weight.is_complex():
             x = x.to(weight.dtype)
         backend = self.backend
@@ -515,8 +523,6 @@ class OrthogonalRNN(_Recurrent):
             last = last.to(weight.dtype)
             if states is not None:
                 states = states.to(weight.dtype)
-        if reverse and states is not None:
-            states = _reversed(states, order)
         return states, last
 
 

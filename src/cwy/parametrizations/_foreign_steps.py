@@ -1,7 +1,7 @@
 """Warn when an optimizer that does not know the manifold steps a weight that lives on it.
 
-The hook is global and is registered with the first such weight, so that other programs never run it. It looks at
-an optimizer once, and again only after weights were marked or groups added.
+The hook is global and is registered with the first such weight, so that other programs never run
+it. It looks at an optimizer once, and again only after weights were marked or groups added.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 
 class Mark(Protocol):
-    """What stands next to a weight on the manifold."""
+    """A mark of a weight on the manifold."""
 
     def parameter(self) -> Tensor | None:
         """Return the weight, or None if it is no longer marked."""
@@ -47,14 +47,16 @@ def watch(mark: Mark) -> None:
 
 
 def _before_step(optimizer: Optimizer, *_: Any) -> None:
+    """Warn of watched weights that this optimizer is about to step."""
     if torch.compiler.is_compiling():
         return
     state = (_watch.added, len(optimizer.param_groups))
     if _watch.looked_at.get(optimizer) == state:
         return
-    free = [
-        p for group in optimizer.param_groups if not group.get("stiefel") for p in group["params"]
-    ]
+    free = []
+    for group in optimizer.param_groups:
+        if not group.get("stiefel"):
+            free += group["params"]
     stepped = {id(p) for p in free if p.grad is not None}
     waiting = {id(p) for p in free if p.grad is None}
     found = []
@@ -79,8 +81,9 @@ def _warn(optimizer: Optimizer, found: list[Any]) -> None:
     shapes = ", ".join(str(tuple(mark.parameter().shape)) for mark in found)
     kind = type(optimizer).__name__
     warnings.warn(
-        f"{kind} steps {len(found)} weight(s) of the methods 'rgd-…', of shape {shapes}, and takes them off the manifold: "
-        f"they are no longer orthogonal. Make the optimizer with cwy.optim.for_model(model, lr=…, optimizer={kind}), "
+        f"{kind} steps {len(found)} weight(s) of the methods 'rgd-…', of shape {shapes}, "
+        "and takes them off the manifold: they are no longer orthogonal. "
+        f"Make the optimizer with cwy.optim.for_model(model, lr=…, optimizer={kind}), "
         "or free the weights with cwy.bake.",
         stacklevel=4,
     )

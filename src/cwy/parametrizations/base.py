@@ -11,17 +11,21 @@ from torch import Tensor, nn
 from ..ops._linalg import check_orthonormal, double, nearest_orthogonal, polar
 
 Free = Tensor | tuple[Tensor, ...]
+"""Free parameters: one tensor, or a tuple of them."""
 
 
 class OrthogonalMap(nn.Module):
-    r"""A map from free parameters to matrices ``(*, N, M)`` with orthonormal columns, for ``torch.nn.utils.parametrize``.
+    r"""A map from free parameters to matrices ``(*, N, M)`` with orthonormal columns.
 
-    A subclass defines :meth:`matrix`, :meth:`free` (its inverse, or an error that says why there is none) and
-    :meth:`sample`. As the weight of a layer the matrix may be seen transposed (wide weights: orthonormal rows) or
-    as a convolution kernel, flattened from dimension 1; :meth:`forward` and :meth:`right_inverse` do that.
+    It is a parametrization for ``torch.nn.utils.parametrize``. A subclass defines :meth:`matrix`,
+    :meth:`free` (its inverse, or an error that states why there is none) and :meth:`sample`.
+
+    The weight of a layer may be the matrix transposed (wide weights have orthonormal rows) or a
+    convolution kernel, flattened from dimension 1. :meth:`forward` and :meth:`right_inverse` do
+    that.
 
     Args:
-        n, m: the matrix is N x M with $N \ge M$; square if ``m`` is left out.
+        n, m: the matrix is N x M with $N \ge M$. Square if ``m`` is left out.
         batch: leading dimensions of the weight.
         dtype, device: of the weight.
     """
@@ -38,7 +42,11 @@ class OrthogonalMap(nn.Module):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
-        self.n, self.m, self.batch = n, n if m is None else m, tuple(batch)
+        if m is None:
+            m = n
+        self.n = n
+        self.m = m
+        self.batch = tuple(batch)
         if not 1 <= self.m <= self.n:
             raise ValueError(
                 f"{self._call}: expected 1 <= M <= N. For a wide matrix, map its transpose."
@@ -60,68 +68,89 @@ class OrthogonalMap(nn.Module):
 
     @property
     def _call(self) -> str:
+        """How errors name the map."""
         return f"{type(self).__name__}(n={self.n}, m={self.m})"
 
     def matrix(self, *free: Tensor) -> Tensor:
-        """The matrix ``(*, N, M)`` of the free parameters."""
+        """Return the matrix ``(*, N, M)`` of the free parameters."""
         raise NotImplementedError
 
     def free(self, matrix: Tensor) -> Free:
-        """Free parameters whose matrix this is; raises if it can't be reached."""
+        """Return free parameters whose matrix this is, or raise if it can't be reached."""
         raise NotImplementedError
 
     def sample(self) -> Free:
-        """Free parameters drawn at random: the method's default initial value."""
+        """Return free parameters drawn at random: the method's default initial value."""
         raise NotImplementedError
 
     def start(self) -> Free:
-        """Free parameters of the default initial value; unlike :meth:`sample`, it may set the map's own state."""
+        """Return free parameters of the default initial value.
+
+        Unlike :meth:`sample`, it may set the map's own state.
+        """
         return self.sample()
 
     def _times(self, free: tuple[Tensor, ...], x: Tensor, adjoint: bool) -> Tensor:
-        """The matrix, or its adjoint, times each vector of x."""
+        """Return the matrix, or its adjoint, times each vector of x."""
         matrix = self.matrix(*free)
-        matrix = matrix.mH if adjoint else matrix
+        if adjoint:
+            matrix = matrix.mH
         rows = x.reshape(*self.batch, -1, x.shape[-1]) @ matrix.mT
         return rows.reshape(*x.shape[:-1], matrix.shape[-2])
 
     def forward(self, *free: Tensor) -> Tensor:
-        """The weight of the free parameters."""
-        matrix = self.matrix(*free)
-        # Contiguous, as layers expect their weights: a wide one is a transpose.
-        weight = matrix.mH.resolve_conj().contiguous() if self.wide else matrix
-        return weight if self.kernel is None else weight.reshape(self.kernel)
+        """Return the weight of the free parameters."""
+        weight = self.matrix(*free)
+        if self.wide:
+            # Contiguous, as layers expect their weights.
+            weight = weight.mH.resolve_conj().contiguous()
+        if self.kernel is None:
+            return weight
+        return weight.reshape(self.kernel)
 
     def as_matrix(self, weight: Tensor) -> Tensor:
-        """Return a weight as matrices ``(*, rows, columns)``: a kernel of a convolution is flattened."""
-        return weight if self.kernel is None else weight.flatten(1)
+        """Return a weight as matrices ``(*, rows, columns)``. Kernels are flattened."""
+        if self.kernel is None:
+            return weight
+        return weight.flatten(1)
 
     def _tall(self, weight: Tensor) -> Tensor:
-        """Return a weight as matrices ``(*, N, M)``, or raise if its kind or shape is not the map's."""
+        """Return a weight as matrices ``(*, N, M)``, or raise if its kind or shape does not fit."""
         if not isinstance(weight, Tensor):
             raise TypeError(
                 f"{self._call}: expected a torch.Tensor as weight, got {type(weight).__name__}."
             )
         if weight.is_meta:
             raise ValueError(
-                f"{self._call}: a matrix on the meta device has no values. Pass one on a real device."
+                f"{self._call}: a matrix on the meta device has no values. "
+                "Pass one on a real device."
             )
         if weight.is_complex() and not self.dtype.is_complex:
             raise ValueError(
                 f"{self._call}: the weight is real and can't become {weight.dtype}. Assign Q.real."
             )
-        weight = weight.detach().to(device=self.device)
-        matrix = self.as_matrix(weight)
-        matrix = matrix.mH if self.wide else matrix
+        matrix = self.as_matrix(weight.detach().to(device=self.device))
+        if self.wide:
+            matrix = matrix.mH
         if matrix.shape != (*self.batch, self.n, self.m):
-            expected = (*self.batch, self.m, self.n) if self.wide else (*self.batch, self.n, self.m)
             raise ValueError(
-                f"{self._call}: expected a weight of shape {tuple(self.kernel or expected)}, got {tuple(weight.shape)}."
+                f"{self._call}: expected a weight of shape {self._weight_shape()}, "
+                f"got {tuple(weight.shape)}."
             )
         return matrix
 
+    def _weight_shape(self) -> tuple[int, ...]:
+        if self.kernel is not None:
+            return tuple(self.kernel)
+        if self.wide:
+            return (*self.batch, self.m, self.n)
+        return (*self.batch, self.n, self.m)
+
     def right_inverse(self, weight: Tensor) -> Free:
-        """Free parameters of a weight: what ``layer.weight = Q`` stores, with the signs or base that it needs."""
+        """Return the free parameters of a weight, which ``layer.weight = Q`` stores.
+
+        The signs or the base that it needs become the map's own.
+        """
         if self._start is not None:
             return self._start
         # torch refuses to assign a Parameter, so that one comes only from a registration.
@@ -133,9 +162,10 @@ class OrthogonalMap(nn.Module):
         return free
 
     def _join(self, weight: Tensor) -> Free:
-        """Return free parameters for another module that registers this map, whose own state must stay.
+        """Return free parameters for another module that registers this map.
 
-        ``parametrize.transfer_parametrizations_and_params`` registers the map again and then shares the free parameters.
+        The map's own state must stay. ``parametrize.transfer_parametrizations_and_params``
+        registers the map again and then shares the free parameters.
         """
         state = [buffer.clone() for buffer in self.buffers()]
         try:
@@ -161,18 +191,26 @@ class OrthogonalMap(nn.Module):
         return self.free(matrix.to(dtype=self.dtype, device=self.device))
 
     def nearest(self, weight: Tensor) -> Free:
-        """Return free parameters of the orthogonal matrix nearest to a weight; raise if the method can't reach it."""
+        """Return free parameters of the orthogonal matrix nearest to a weight.
+
+        Raises if the method can't reach it.
+        """
         matrix, distance = polar(self._call, self._tall(weight))
         return self._free_near(matrix.to(dtype=self.dtype, device=self.device), distance)
 
     def _free_near(self, matrix: Tensor, distance: float) -> Free:
-        """Return free parameters of a matrix that was found at this distance from the weight that is wanted."""
+        """Return free parameters of a matrix at this distance from the weight that is wanted."""
         return self.free(matrix)
 
     def multiply(self, *free_and_x: Tensor) -> Tensor:
-        """``multiply(free, x)``: the weight times each vector of ``x (*, ..., columns)``, unformed where the method can."""
+        """Return the weight times each vector of ``x (*, ..., columns)``: ``multiply(free, x)``.
+
+        Methods that can do so multiply without forming the weight.
+        """
         *free, x = free_and_x
-        columns = self.n if self.wide else self.m
+        columns = self.m
+        if self.wide:
+            columns = self.n
         if x.shape[-1] != columns:
             raise ValueError(
                 f"{self._call}.multiply: x must be (*, ..., {columns}), got {tuple(x.shape)}."
@@ -181,13 +219,17 @@ class OrthogonalMap(nn.Module):
 
     @contextmanager
     def starting_at(self, free: Free) -> Iterator[None]:
-        """Registers the map with these free parameters, whatever the weight is."""
+        """Register the map with these free parameters, whatever the weight is."""
         self._start = free
         try:
             yield
             self._registered = True
         finally:
             self._start = None
+
+    def _between(self, d: Tensor, x: Tensor) -> Tensor:
+        """Return ``d (*, K)`` with room for the dimensions of ``x (*, ..., N)`` between."""
+        return d.reshape(*self.batch, *[1] * (x.dim() - 1 - len(self.batch)), d.shape[-1])
 
     def extra_repr(self) -> str:
         return f"n={self.n}, m={self.m}"
@@ -205,7 +247,7 @@ class SquareMap(OrthogonalMap):
 
 
 class ComplexMap(SquareMap):
-    """A map onto unitary matrices alone, defined by :meth:`_times`; complex64 or complex128."""
+    """A map onto unitary matrices only, defined by :meth:`_times`. The dtype is complex."""
 
     def __init__(self, n: int, m: int | None = None, **like) -> None:
         if like.get("dtype") is None:
@@ -213,7 +255,8 @@ class ComplexMap(SquareMap):
         super().__init__(n, m, **like)
         if not self.dtype.is_complex:
             raise TypeError(
-                f"{self._call}: expected a complex dtype, got {self.dtype}. For real matrices use CWY."
+                f"{self._call}: expected a complex dtype, got {self.dtype}. "
+                "For real matrices use CWY."
             )
 
     def matrix(self, *free: Tensor) -> Tensor:
@@ -221,11 +264,10 @@ class ComplexMap(SquareMap):
         return self._times(free, eye, False).mT
 
     def _turns(self, angle: Tensor) -> Tensor:
-        """The numbers of modulus 1 at these angles."""
-        # module.to(torch.complex64) makes every parameter complex, the angles too; .double() makes only the angles double.
-        angle = (angle.real if angle.is_complex() else angle).to(self._like.real.dtype)
+        """Return the numbers of modulus 1 at these angles."""
+        # module.to(torch.complex64) makes every parameter complex, the angles too.
+        if angle.is_complex():
+            angle = angle.real
+        # module.double() makes only the angles double.
+        angle = angle.to(self._like.real.dtype)
         return torch.polar(torch.ones_like(angle), angle)
-
-    def _beside(self, x: Tensor, d: Tensor) -> Tensor:
-        """``d (*, K)`` with room for the dimensions of ``x (*, ..., N)`` between."""
-        return d.reshape(*self.batch, *[1] * (x.dim() - 1 - len(self.batch)), d.shape[-1])

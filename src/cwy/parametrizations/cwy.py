@@ -19,10 +19,11 @@ from .reflections import Length, ReflectionMap
 class CWY(ReflectionMap):
     r"""$\mathbb{R}^{N\times L} \to O_L(N)$, all reflections at once by :func:`~cwy.ops.cwy_matrix`.
 
-    Costs $O(L^2N + LN^2)$, in a handful of matrix products; as a multiplication, $O(LN)$ a vector.
+    Costs $O(L^2N + LN^2)$, in a handful of matrix products. A multiplication costs $O(LN)$ per
+    vector.
 
     Args:
-        n, m: N; ``m``, if given, is N too.
+        n, m: N. ``m``, if given, is N too.
         reflections: L, from 1 to N (default).
         length: the norm of the vectors at the start, as in :func:`cwy.orthogonal`.
         batch, dtype, device: of the weight.

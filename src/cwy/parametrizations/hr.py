@@ -11,13 +11,13 @@ from .reflections import ReflectionMap
 
 @register("hr", domain="O_L(N), St(N, M)", kind="any", complex=True, paper="Mhammedi et al. 2017")
 class HR(ReflectionMap):
-    r"""The map of :class:`CWY` and :class:`TCWY`, computed one Householder reflection after another.
+    r"""The map of :class:`CWY` and :class:`TCWY`, one Householder reflection after another.
 
     Costs $O(LNM)$ in L dependent steps: what CWY replaces, kept for comparison.
 
     Args:
         n, m: the matrix is N x M, $N \ge M$.
-        reflections: L; all M by default. Only a square matrix may have fewer.
+        reflections: L. All M by default. Only a square matrix may have fewer.
         length: the norm of the vectors at the start, as in :func:`cwy.orthogonal`.
         batch, dtype, device: of the weight.
 
@@ -28,8 +28,9 @@ class HR(ReflectionMap):
     """
 
     def product(self, v: Tensor, diagonal: Tensor) -> Tensor:
-        form = ops.cwy_matrix if self.m == self.n else ops.tcwy_matrix
-        return form(v, signs=diagonal, backend="reference")
+        if self.m == self.n:
+            return ops.cwy_matrix(v, signs=diagonal, backend="reference")
+        return ops.tcwy_matrix(v, signs=diagonal, backend="reference")
 
     def product_times(self, v: Tensor, x: Tensor, adjoint: bool) -> Tensor:
         return ops.cwy_multiply(v, x, adjoint, backend="reference")

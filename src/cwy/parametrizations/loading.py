@@ -1,4 +1,4 @@
-"""State dicts: a constrained weight takes a plain one, such as that of a model that was baked."""
+"""State dicts: a constrained weight takes a plain one, such as that of a baked model."""
 
 from __future__ import annotations
 
@@ -15,18 +15,22 @@ from .base import OrthogonalMap
 
 
 def take_plain_weights(module: nn.Module) -> None:
-    """Let ``module.load_state_dict`` take orthogonal weights under their own names for those that are constrained."""
-    if not _ours(module):
+    """Let ``module.load_state_dict`` take orthogonal weights in place of their free parameters.
+
+    The state dict has them under their own names.
+    """
+    if not _hook_keys(module):
         module.register_load_state_dict_pre_hook(_fill)
 
 
 def take_no_plain_weights(module: nn.Module) -> None:
     """Undo :func:`take_plain_weights`, so that nothing of this library stays with a module."""
-    for key in _ours(module):
+    for key in _hook_keys(module):
         del load_state_dict_pre_hooks(module)[key]
 
 
-def _ours(module: nn.Module) -> list[int]:
+def _hook_keys(module: nn.Module) -> list[int]:
+    """Return the keys under which the hook of this file is registered."""
     hooks = load_state_dict_pre_hooks(module)
     return [key for key, hook in hooks.items() if getattr(hook, "hook", hook) is _fill]
 
@@ -43,14 +47,11 @@ def _fill(
 ) -> None:
     """Put the free parameters of plain weights in their place."""
     for name, chain in getattr(module, "parametrizations", {}).items():
-        plain, inside = state_dict.get(prefix + name), f"{prefix}parametrizations.{name}."
-        constrained = any(key.startswith(inside) for key in state_dict)
-        if (
-            plain is None
-            or constrained
-            or len(chain) != 1
-            or not isinstance(chain[0], OrthogonalMap)
-        ):
+        if len(chain) != 1 or not isinstance(chain[0], OrthogonalMap):
+            continue
+        plain = state_dict.get(prefix + name)
+        inside = f"{prefix}parametrizations.{name}."
+        if plain is None or any(key.startswith(inside) for key in state_dict):
             continue
         try:
             found = _state(chain, plain)
@@ -68,7 +69,8 @@ def _state(chain: parametrize.ParametrizationList, plain: torch.Tensor) -> dict[
     # The inverse writes signs, and the like, to the map. A load that fails must not.
     chart = copy.deepcopy(cast(OrthogonalMap, chain[0]))
     free = chart.right_inverse(plain)
-    parts = [free] if isinstance(free, torch.Tensor) else [*free]
-    names = ["original"] if chain.is_tensor else [f"original{i}" for i in range(len(parts))]
     state = {f"0.{key}": value for key, value in chart.state_dict().items()}
-    return {**dict(zip(names, parts, strict=True)), **state}
+    if isinstance(free, torch.Tensor):
+        return {"original": free, **state}
+    originals = {f"original{index}": part for index, part in enumerate(free)}
+    return {**originals, **state}

@@ -1,4 +1,4 @@
-"""OWN: orthogonal weight normalisation."""
+"""OWN: orthogonal weight normalization."""
 
 from __future__ import annotations
 
@@ -16,15 +16,17 @@ from .base import OrthogonalMap
     "own", domain="St(N, M), M < N, columns of zero mean", kind="tall", paper="Huang et al. 2018"
 )
 class OWN(OrthogonalMap):
-    r"""$\Omega = \tilde V(\tilde V^\top\tilde V)^{-1/2}$ with $\tilde V = V - \frac1N\mathbf 1\mathbf 1^\top V$.
+    r"""$\Omega = \tilde V(\tilde V^\top\tilde V)^{-1/2}$ with the columns of V less their means.
 
-    The root is taken by the eigendecomposition $\tilde V^\top\tilde V = P\Lambda P^\top$. Covers the matrices of St(N, M) whose
-    columns have zero mean; $\Omega$ is the nearest of them to V. Costs $4NM^2 + 14M^3/3$ operations (Table 2), here in
-    float64, because $\tilde V^\top\tilde V$ squares the condition of V. The derivative is that of the root itself, which,
-    unlike that of P, needs no distinct eigenvalues.
+    That is $\tilde V = V - \frac1N\mathbf 1\mathbf 1^\top V$. The eigendecomposition
+    $\tilde V^\top\tilde V = P\Lambda P^\top$ gives the root. Covers the matrices of St(N, M) whose
+    columns have zero mean. $\Omega$ is the nearest of them to V. Costs $4NM^2 + 14M^3/3$ operations
+    (Table 2), here in float64, because $\tilde V^\top\tilde V$ squares the condition of V. The
+    derivative is that of the root itself, which, unlike that of P, needs no distinct eigenvalues.
 
-    A $\tilde V$ of rank below M has no such $\Omega$: that raises (compiled, or under a transform, the result is NaN). V starts
-    with Gaussian columns of norm about 1. An $\Omega$ with columns of zero mean can be assigned: V is then $\Omega$.
+    A $\tilde V$ of rank below M has no such $\Omega$ and raises. Compiled, or under a transform,
+    the result is NaN. V starts with Gaussian columns of norm about 1. An $\Omega$ with columns of
+    zero mean can be assigned: V is then $\Omega$.
 
     Args:
         n, m: the matrix is N x M, $N > M$.
@@ -41,11 +43,13 @@ class OWN(OrthogonalMap):
         super().__init__(n, m, **like)
         if self.m == self.n:
             raise ValueError(
-                f"{self._call}: N orthonormal columns can't all have zero mean. For {n} x {n} use CWY."
+                f"{self._call}: N orthonormal columns can't all have zero mean. "
+                f"For {n} x {n} use CWY."
             )
         if self.dtype.is_complex:
             raise TypeError(
-                f"{self._call}: expected a real dtype, got {self.dtype}. For complex matrices use TCWY."
+                f"{self._call}: expected a real dtype, got {self.dtype}. "
+                "For complex matrices use TCWY."
             )
 
     def matrix(self, v: Tensor) -> Tensor:
@@ -55,44 +59,50 @@ class OWN(OrthogonalMap):
 
     def free(self, matrix: Tensor) -> Tensor:
         mean = double(matrix).sum(-2).abs().max().item() / self.n**0.5
-        # A float32 matrix may be assigned to a float64 weight: what is left of its mean is taken off.
+        # A float32 matrix may be assigned to a float64 weight. What is left of its mean is taken
+        # off.
         if mean > max(torch.finfo(matrix.dtype).eps ** 0.5, 1e-6):
             raise ValueError(
-                f"{self._call}: OWN reaches only columns of zero mean, and one of these lies by {mean:.2g} along the "
-                "constant vector. Subtract the mean and orthogonalise again, or use method='tcwy'."
+                f"{self._call}: OWN reaches only columns of zero mean, and one of these lies by "
+                f"{mean:.2g} along the constant vector. "
+                "Subtract the mean and orthogonalise again, or use method='tcwy'."
             )
         return matrix.clone()
 
     def sample(self) -> Tensor:
-        return (
-            torch.randn(*self.batch, self.n, self.m, dtype=self.dtype, device=self.device)
-            / self.n**0.5
-        )
+        v = torch.randn(*self.batch, self.n, self.m, dtype=self.dtype, device=self.device)
+        return v / self.n**0.5
 
 
 def _inverse_root(g: Tensor) -> Tensor:
-    r"""$R = G^{-1/2}$ of a positive definite ``g (*, M, M)``, float64, with derivatives of every order."""
+    r"""Compute $R = G^{-1/2}$ of a positive definite ``g (*, M, M)``, float64.
+
+    It has derivatives of every order.
+    """
     if torch.compiler.is_compiling():
         return _InverseRoot.apply(g)[0]
     if g.is_cuda and torch.cuda.is_current_stream_capturing():
         # cuSOLVER would fail now and from then on.
         raise RuntimeError(
-            "OWN: torch.linalg.eigh waits for the device, so it can't be recorded in a CUDA graph. Use TCWY."
+            "OWN: torch.linalg.eigh waits for the device, so it can't be recorded in a CUDA graph. "
+            "Use TCWY."
         )
     r, _, root = _DualInverseRoot.apply(g)
     # Fake and meta tensors, and those under a transform, have no values to look at.
-    plain = type(root) is Tensor and not (root.is_meta or transform_is_active())
+    plain = type(root) is Tensor and not root.is_meta and not transform_is_active()
     if plain and root.isnan().any():
         raise ValueError(
-            "OWN: V, its column means taken off, has rank below M, so there is no Ω. Draw another V."
+            "OWN: V, its column means taken off, has rank below M, so there is no Ω. "
+            "Draw another V."
         )
     return r
 
 
 def _lyapunov(r: Tensor, c: Tensor, p: Tensor, root: Tensor) -> Tensor:
-    """X with RX + XR = C, for R = P diag(root) Pᵀ."""
-    kind = _Lyapunov if torch.compiler.is_compiling() else _DualLyapunov
-    return kind.apply(r, c, p, root)
+    """Return X with RX + XR = C, for R = P diag(root) Pᵀ."""
+    if torch.compiler.is_compiling():
+        return _Lyapunov.apply(r, c, p, root)
+    return _DualLyapunov.apply(r, c, p, root)
 
 
 class _InverseRoot(Function):
@@ -127,7 +137,10 @@ class _DualInverseRoot(_InverseRoot):
 
 
 def _move(r: Tensor, p: Tensor, root: Tensor, dg: Tensor) -> Tensor:
-    """dR of a dG, and, being self-adjoint, the gradient of G from that of R: R dR + dR R = -R² dG R²."""
+    """Return the dR of a dG: R dR + dR R = -R² dG R².
+
+    The map is self-adjoint, so it also takes the gradient of R to that of G.
+    """
     return -_lyapunov(r, r @ (r @ dg @ r) @ r, p, root)
 
 

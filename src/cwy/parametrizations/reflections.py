@@ -1,4 +1,4 @@
-"""What the maps by Householder reflections share: vectors, and the signs or phases beside them."""
+"""What the maps by Householder reflections share: vectors, and signs or phases."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ..ops.checks import wrong_sign_in
 from ..ops.wy.inverse import vectors_near
 from .base import Free, OrthogonalMap
 
-# A matrix rounded to bfloat16 is nearer than this to an orthogonal one, in the spectral norm.
 _ROUNDED = 0.02
+"""A matrix rounded to bfloat16 is nearer than this to an orthogonal one, in the spectral norm."""
 
 Length = float | Literal["matched", "raw"]
 """The norm of the vectors at the start, or how it is chosen."""
@@ -23,16 +23,17 @@ Length = float | Literal["matched", "raw"]
 class ReflectionMap(OrthogonalMap):
     r"""$V \mapsto H(v_1)\cdots H(v_L)\,\mathrm{diag}(s)$, its first M columns.
 
-    For a real weight the signs s are a buffer, +1 until a matrix is assigned that needs others; its determinant
-    is $(-1)^L\prod s$. For a complex weight $s = z/|z|$ with a learnable complex ``z``, which makes every unitary matrix
-    reachable.
+    For a real weight the signs s are a buffer, +1 until a matrix is assigned that needs others. The
+    determinant is $(-1)^L\prod s$. For a complex weight $s = z/|z|$ with a learnable complex ``z``,
+    which makes every unitary matrix reachable.
 
     Args:
         n, m: the matrix is N x M.
-        reflections: L; all M by default. Only a square matrix may have fewer.
-        length: the norm that vectors get when they are sampled or found from a matrix. A step of an optimizer moves the
-            matrix in inverse proportion to it. "matched": Adam moves the matrix as far as it would move a free weight at the
-            same learning rate, see :func:`matched_length`. "raw": Gaussian vectors as drawn, of norm near $\sqrt N$, and
+        reflections: L. All M by default. Only a square matrix may have fewer.
+        length: the norm that vectors get when they are sampled or found from a matrix. A step of an
+            optimizer moves the matrix in inverse proportion to it. "matched": Adam moves the matrix
+            as far as it would move a free weight at the same learning rate, see
+            :func:`matched_length`. "raw": Gaussian vectors as drawn, of norm near $\sqrt N$, and
             unit vectors from a matrix, as the paper's experiments start.
         batch, dtype, device: of the weight.
     """
@@ -49,29 +50,32 @@ class ReflectionMap(OrthogonalMap):
         **like,
     ) -> None:
         super().__init__(n, m, **like)
-        self.reflections = self.m if reflections is None else reflections
-        if (
-            isinstance(reflections, bool)
-            or not isinstance(self.reflections, int)
-            or not 1 <= self.reflections <= self.m
-        ):
+        if reflections is None:
+            reflections = self.m
+        whole = isinstance(reflections, int) and not isinstance(reflections, bool)
+        if not whole or not 1 <= reflections <= self.m:
             raise ValueError(
-                f"{self._call}: reflections must be a whole number between 1 and {self.m}, got {reflections!r}."
+                f"{self._call}: reflections must be a whole number between 1 and {self.m}, "
+                f"got {reflections!r}."
             )
-        if self.reflections < self.m and not self.may_have_fewer:
+        if reflections < self.m and not self.may_have_fewer:
             raise ValueError(
-                f"{self._call}: it has exactly M = {self.m} reflections, got {reflections}. For fewer use CWY or HR."
+                f"{self._call}: it has exactly M = {self.m} reflections, got {reflections}. "
+                "For fewer use CWY or HR."
             )
-        self.length = length
         if not _is_length(length):
             raise ValueError(
-                f"{self._call}: length must be a positive number, 'matched' or 'raw', got {length!r}. "
-                "Leave it out to move Q as far as a free weight."
+                f"{self._call}: length must be a positive number, 'matched' or 'raw', "
+                f"got {length!r}. Leave it out to move Q as far as a free weight."
             )
+        self.reflections = reflections
+        self.length = length
         if not self.dtype.is_complex:
-            self.register_buffer(
-                "signs", torch.ones(*self.batch, self.m, dtype=self.dtype, device=self.device)
-            )
+            self.register_buffer("signs", self._ones())
+
+    def _ones(self) -> Tensor:
+        """Return a diagonal of ones."""
+        return torch.ones(*self.batch, self.m, dtype=self.dtype, device=self.device)
 
     def _load_from_state_dict(
         self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
@@ -89,45 +93,47 @@ class ReflectionMap(OrthogonalMap):
         return self.m == self.n
 
     def product(self, v: Tensor, diagonal: Tensor) -> Tensor:
-        """The first M columns of the product of reflections, times the diagonal."""
+        """Return the first M columns of the product of reflections, times the diagonal."""
         raise NotImplementedError
 
     def product_times(self, v: Tensor, x: Tensor, adjoint: bool) -> Tensor:
-        """The whole product, N x N, times each vector of x."""
+        """Return the whole product, N x N, times each vector of x."""
         raise NotImplementedError
 
     def diagonal(self, z: tuple[Tensor, ...]) -> Tensor:
-        """The signs, or the phases of z."""
-        return torch.where(z[0] == 0, 1, torch.sgn(z[0])) if z else self.signs
+        """Return the signs, or the phases of z."""
+        if not z:
+            return self.signs
+        return torch.where(z[0] == 0, 1, torch.sgn(z[0]))
 
     def matrix(self, v: Tensor, *z: Tensor) -> Tensor:
         return self.product(v, self.diagonal(z))
 
     def _times(self, free: tuple[Tensor, ...], x: Tensor, adjoint: bool) -> Tensor:
         v, *z = free
-        d = self.diagonal(tuple(z))
-        d = d.reshape(*self.batch, *[1] * (x.dim() - 1 - len(self.batch)), self.m)
+        d = self._between(self.diagonal(tuple(z)), x)
         if adjoint:
             return self.product_times(v, x, True)[..., : self.m] * d.conj()
         x = x * d
-        return self.product_times(
-            v, torch.nn.functional.pad(x, (0, self.n - self.m)) if self.n > self.m else x, False
-        )
+        if self.n > self.m:
+            x = torch.nn.functional.pad(x, (0, self.n - self.m))
+        return self.product_times(v, x, False)
 
     def free(self, matrix: Tensor) -> Free:
         return self._free_near(matrix, 0.0)
 
     def _free_near(self, matrix: Tensor, distance: float) -> Free:
-        # Rounding moved the polar factor about as far as the weight, out of what L < N reflections reach.
-        slack = 4 * distance if distance <= _ROUNDED else 0.0
-        complex_born = not hasattr(self, "signs")
-        v, signs = vectors_near(
-            matrix, self.reflections, None if complex_born else self.signs, slack
-        )
+        slack = 0.0
+        if distance <= _ROUNDED:
+            # Rounding moved the polar factor about as far as the weight, out of what L < N
+            # reflections reach.
+            slack = 4 * distance
+        before: Tensor | None = getattr(self, "signs", None)
+        v, signs = vectors_near(matrix, self.reflections, before, slack)
         v = v * self._length_of(v)
-        if complex_born:
+        if before is None:
             return v, signs
-        self.signs.copy_(signs)
+        before.copy_(signs)
         return v
 
     def _length_of(self, v: Tensor) -> float:
@@ -142,17 +148,14 @@ class ReflectionMap(OrthogonalMap):
     def sample(self) -> Free:
         v = torch.randn(*self.batch, self.n, self.reflections, dtype=self.dtype, device=self.device)
         if self.length != "raw":
-            length = (
-                matched_length(self.n, self.m, self.reflections)
-                if self.length == "matched"
-                else float(self.length)
-            )
+            if self.length == "matched":
+                length = matched_length(self.n, self.m, self.reflections)
+            else:
+                length = float(self.length)
             v = v * (length / torch.linalg.vector_norm(v, dim=-2, keepdim=True))
-        return (
-            (v, torch.ones(*self.batch, self.m, dtype=self.dtype, device=self.device))
-            if self.dtype.is_complex
-            else v
-        )
+        if self.dtype.is_complex:
+            return v, self._ones()
+        return v
 
     def extra_repr(self) -> str:
         shown = f"{super().extra_repr()}, reflections={self.reflections}"
@@ -164,24 +167,27 @@ class ReflectionMap(OrthogonalMap):
 def matched_length(n: int, m: int, reflections: int, overlap: float | None = None) -> float:
     r"""Return the norm of the vectors at which Adam moves Q as far as it would move a free weight.
 
-    Adam's first step is the learning rate in every entry. With random gradients it moves a free N x M weight by
-    $\sqrt{NM}$ times the rate, in the Frobenius norm. The matrix of L vectors of norm $\rho$ moves as far if
+    Adam's first step is the learning rate in every entry. With random gradients it moves a free
+    N x M weight by $\sqrt{NM}$ times that rate, in the Frobenius norm. The matrix of L vectors of
+    norm $\rho$ moves as far if
     $$ \rho^2 = 8\,\tfrac LN\,(1 + \tfrac4\pi\tfrac LN) \quad (M = N), \qquad
        \rho = 2\,(a + \tfrac MN)/\sqrt a \quad (M < N). $$
 
-    The mathematics derives it. The result has five significant bits: then vectors along a coordinate axis, as those of
-    the identity, are normalized without rounding.
+    The page on the mathematics derives it. The result has five significant bits. Then vectors along
+    a coordinate axis, as those of the identity, are normalized without rounding.
 
     Args:
         n, m: the matrix is N x M.
         reflections: L.
-        overlap: a, the mean square norm of the first M entries of a unit vector. Random vectors have M/N, the default.
+        overlap: a, the mean square norm of the first M entries of a unit vector. Random vectors
+            have M/N, the default.
     """
     ratio = reflections / n
     if n == m:
         length = math.sqrt(8 * ratio * (1 + 4 / math.pi * ratio))
     else:
-        overlap = ratio if overlap is None else overlap
+        if overlap is None:
+            overlap = ratio
         length = 2 * (overlap + ratio) / math.sqrt(overlap)
     mantissa, exponent = math.frexp(length)
     return math.ldexp(round(mantissa * 32) / 32, exponent)
@@ -190,6 +196,6 @@ def matched_length(n: int, m: int, reflections: int, overlap: float | None = Non
 def _is_length(length: object) -> bool:
     if isinstance(length, str):
         return length in ("matched", "raw")
-    return (
-        isinstance(length, int | float) and not isinstance(length, bool) and 0 < length < math.inf
-    )
+    if isinstance(length, bool) or not isinstance(length, int | float):
+        return False
+    return 0 < length < math.inf

@@ -14,8 +14,11 @@ from ..ops.skew import cayley
 from ..registry import register
 from .skew import SkewMap
 
-# An entry of A beyond this turns its plane by π to 0.004, where the gradient, shrunk by 4/A², is dead.
 _STEEP = 1e3
+"""The largest entry of A that is taken.
+
+A larger one turns its plane by π to 0.004, where the gradient, shrunk by 4/A², is dead.
+"""
 
 
 @register(
@@ -25,19 +28,21 @@ _STEEP = 1e3
     paper="Helfrich et al. 2018",
 )
 class SCORNN(SkewMap):
-    r"""$Q = (I + A/2)^{-1}(I - A/2)\,D$, $A = \mathrm{striu}(X) - \mathrm{striu}(X)^\top$, $D = \mathrm{diag}(\pm1)$.
+    r"""$Q = (I + A/2)^{-1}(I - A/2)\,D$ with a skew-symmetric A and signs $D$.
 
-    Covers the Q for which $QD$ has no eigenvalue -1; their determinant is that of D. Costs $O(N^3)$ (Table 1): one
-    linear solve, and two products in the backward pass.
+    Here $A = \mathrm{striu}(X) - \mathrm{striu}(X)^\top$ and $D = \mathrm{diag}(\pm1)$. Covers
+    the Q for which $QD$ has no eigenvalue -1. Their determinant is that of D. Costs $O(N^3)$
+    (Table 1): one linear solve, and two products in the backward pass.
 
-    Starts as block-diagonal rotations with angles uniform in $[0, \pi/2]$ (Helfrich et al. 2018), times D. Any orthogonal Q
-    can be assigned: where the signs at hand do not reach it, or only with an A so large that its gradient is dead, they are
-    replaced by those of its Householder QR decomposition, with which they always do. The signs are a buffer, kept in
-    the state dict.
+    Starts as block-diagonal rotations with angles uniform in $[0, \pi/2]$ (Helfrich et al. 2018),
+    times D. Any orthogonal Q can be assigned. The signs at hand may not reach it, or only with an A
+    so large that its gradient is dead. Then they are replaced by those of its Householder QR
+    decomposition, which always reach it. The signs are a buffer, kept in the state dict.
 
     Args:
-        n, m: N; ``m``, if given, is N too.
-        negatives: how many of the signs are -1, the last ones, until a Q is assigned that needs others.
+        n, m: N. ``m``, if given, is N too.
+        negatives: how many of the signs are -1, the last ones, until a Q is assigned that needs
+            others.
         batch, dtype, device: of the weight, real.
 
     Example:
@@ -51,14 +56,15 @@ class SCORNN(SkewMap):
 
     def __init__(self, n: int, m: int | None = None, *, negatives: int = 0, **like) -> None:
         super().__init__(n, m, **like)
-        self.negatives = negatives
-        if isinstance(negatives, bool) or not isinstance(negatives, int) or not 0 <= negatives <= n:
+        whole = isinstance(negatives, int) and not isinstance(negatives, bool)
+        if not whole or not 0 <= negatives <= n:
             raise ValueError(
-                f"{self._call}: negatives must be a whole number between 0 and {n}, got {negatives!r}."
+                f"{self._call}: negatives must be a whole number between 0 and {n}, "
+                f"got {negatives!r}."
             )
-        self.register_buffer(
-            "signs", torch.ones(*self.batch, n, dtype=self.dtype, device=self.device)
-        )
+        self.negatives = negatives
+        signs = torch.ones(*self.batch, n, dtype=self.dtype, device=self.device)
+        self.register_buffer("signs", signs)
         self.signs[..., n - negatives :] = -1
 
     def _load_from_state_dict(
@@ -75,19 +81,19 @@ class SCORNN(SkewMap):
         return (cayley(self.skew(x)) * self.signs.unsqueeze(-2)).to(x.dtype)
 
     def free(self, matrix: Tensor) -> Tensor:
-        q, signs = nearest_orthogonal(double(matrix)), double(self.signs)
+        q = nearest_orthogonal(double(matrix))
+        signs = double(self.signs)
         x = _inverse(q * signs.unsqueeze(-2)).to(matrix.dtype)
         error = (cayley(self.skew(x)) * signs.unsqueeze(-2) - q).abs().amax((-2, -1))
+        allowed = 4 * torch.finfo(matrix.dtype).eps * self.n**0.5
         # Written so that a NaN, from an eigenvalue -1, is not good.
-        good = (error <= 4 * torch.finfo(matrix.dtype).eps * self.n**0.5) & (
-            x.abs().amax((-2, -1)) <= _STEEP
-        )
+        good = (error <= allowed) & (x.abs().amax((-2, -1)) <= _STEEP)
         if not good.all():
-            # With -D from Q = H₁…H_N D, I + Q(-D) is I - H₁…H_N = U T Uᵀ, and U is triangular: never singular.
+            # With -D from Q = H₁…H_N D, I + Q(-D) is I - H₁…H_N = U T Uᵀ. U is triangular, so it is
+            # never singular.
             signs = torch.where(good[..., None], signs, -ops.householder_vectors(q)[1])
-            x = torch.where(
-                good[..., None, None], x, _inverse(q * signs.unsqueeze(-2)).to(matrix.dtype)
-            )
+            reached = _inverse(q * signs.unsqueeze(-2)).to(matrix.dtype)
+            x = torch.where(good[..., None, None], x, reached)
             self.signs.copy_(signs)
         return x.to(matrix.device)
 
@@ -99,7 +105,10 @@ class SCORNN(SkewMap):
 
 
 def _inverse(c: Tensor) -> Tensor:
-    """The upper triangle of the A whose Cayley transform this is; not finite, or huge, at an eigenvalue -1."""
+    """Return the upper triangle of the A whose Cayley transform this is.
+
+    At an eigenvalue -1 it is not finite, or huge.
+    """
     eye = torch.eye(c.shape[-1], dtype=c.dtype, device=c.device)
     a = 2 * torch.linalg.solve_ex(eye + c, eye - c).result
     return ((a - a.mT) / 2).triu(1)

@@ -1,4 +1,7 @@
-"""What the maps by a skew-symmetric matrix share: a free X, of which the strict upper triangle is used."""
+"""What the maps by a skew-symmetric matrix share.
+
+A free X, of which the strict upper triangle is used.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,10 @@ from .base import SquareMap
 
 
 class SkewMap(SquareMap):
-    r"""A map of $A = \mathrm{striu}(X) - \mathrm{striu}(X)^\top$; the parameter is ``x (*, N, N)``, real.
+    r"""A map of $A = \mathrm{striu}(X) - \mathrm{striu}(X)^\top$ with a real X ``(*, N, N)``.
 
     Args:
-        n, m: N; ``m``, if given, is N too.
+        n, m: N. ``m``, if given, is N too.
         batch, dtype, device: of the weight.
     """
 
@@ -20,23 +23,25 @@ class SkewMap(SquareMap):
         super().__init__(n, m, **like)
         if self.dtype.is_complex:
             raise TypeError(
-                f"{self._call}: expected a real dtype, got {self.dtype}. For unitary matrices use CWY."
+                f"{self._call}: expected a real dtype, got {self.dtype}. "
+                "For unitary matrices use CWY."
             )
 
     @staticmethod
     def skew(x: Tensor) -> Tensor:
-        """A, in the dtype it is computed in: half precision becomes float32."""
-        upper = (x.float() if x.dtype in (torch.float16, torch.bfloat16) else x).triu(1)
+        """Return A in the dtype it is computed in: half precision becomes float32."""
+        if x.dtype in (torch.float16, torch.bfloat16):
+            x = x.float()
+        upper = x.triu(1)
         return upper - upper.mT
 
     def planes(self, low: float, high: float) -> Tensor:
-        """Angles uniform in [low, high], one for each of the ⌊N/2⌋ coordinate planes."""
-        return torch.empty(*self.batch, self.n // 2, dtype=self.dtype, device=self.device).uniform_(
-            low, high
-        )
+        """Draw angles uniform in [low, high], one for each of the ⌊N/2⌋ coordinate planes."""
+        angles = torch.empty(*self.batch, self.n // 2, dtype=self.dtype, device=self.device)
+        return angles.uniform_(low, high)
 
     def in_planes(self, values: Tensor) -> Tensor:
-        """The X of a block-diagonal A with these values above the diagonal."""
+        """Return the X of a block-diagonal A with these values above the diagonal."""
         x = torch.zeros(*self.batch, self.n, self.n, dtype=values.dtype, device=values.device)
         x[..., 0 : self.n - 1 : 2, 1::2].diagonal(dim1=-2, dim2=-1).copy_(values)
         return x

@@ -11,9 +11,10 @@ from .reflections import ReflectionMap
 
 @register("tcwy", domain="St(N, M)", kind="any", complex=True, paper="Likhosherstov et al. 2021")
 class TCWY(ReflectionMap):
-    r"""$\mathbb{R}^{N\times M} \to \mathrm{St}(N, M)$, the first M columns of M reflections by :func:`~cwy.ops.tcwy_matrix`.
+    r"""$\mathbb{R}^{N\times M} \to \mathrm{St}(N, M)$, the first M columns of M reflections.
 
-    Costs $4NM^2 + 7M^3/3$ operations, the fewest of the methods of Table 2, and never forms an N x N matrix.
+    :func:`~cwy.ops.tcwy_matrix` computes it. Costs $4NM^2 + 7M^3/3$ operations, the fewest of the
+    methods of Table 2, and never forms an N x N matrix.
 
     Args:
         n, m: the matrix is N x M, $N \ge M$.

@@ -21,17 +21,19 @@ from .base import ComplexMap
     paper="Arjovsky et al. 2016",
 )
 class URNN(ComplexMap):
-    r"""$Q = D_3 H_2 F^{-1} D_2 \Pi H_1 F D_1$ with phases D, reflections H and the unitary Fourier transform F.
+    r"""$Q = D_3 H_2 F^{-1} D_2 \Pi H_1 F D_1$ with phases D, reflections H, Fourier transform F.
 
-    Covers a subset of U(N): it has fewer than 7N real degrees of freedom, where U(N) has $N^2$. Costs $O(N\log N)$
-    a vector (Table 1), by fast Fourier transforms; the matrix is never formed to multiply.
+    Covers a subset of U(N): it has fewer than 7N real degrees of freedom, where U(N) has $N^2$.
+    Costs $O(N\log N)$ per vector (Table 1), by fast Fourier transforms, which are unitary here. The
+    matrix is never formed to multiply.
 
-    The free parameters are ``phase (*, 3, N)``, real, and ``v (*, 2, N)``, complex. They start uniform in
-    $[-\pi, \pi]$ and $[-1, 1]$, as in the paper. $\Pi$ is a permutation, drawn when the map is made, shared by a batch, and
-    kept in the state dict. There is no inverse: a matrix can't be assigned.
+    The free parameters are ``phase (*, 3, N)``, real, and ``v (*, 2, N)``, complex. They start
+    uniform in $[-\pi, \pi]$ and $[-1, 1]$, as in the paper. $\Pi$ is a permutation, drawn when the
+    map is made, shared by a batch, and kept in the state dict. There is no inverse: a matrix can't
+    be assigned.
 
     Args:
-        n, m: N; ``m``, if given, is N too.
+        n, m: N. ``m``, if given, is N too.
         batch, dtype, device: of the weight, complex.
 
     Example:
@@ -48,10 +50,10 @@ class URNN(ComplexMap):
 
     def _times(self, free: tuple[Tensor, ...], x: Tensor, adjoint: bool) -> Tensor:
         phase, v = free
-        d1, d2, d3 = (self._beside(x, d) for d in self._turns(phase).unbind(-2))
+        d1, d2, d3 = (self._between(d, x) for d in self._turns(phase).unbind(-2))
         # A zero vector stands for no reflection.
         unit = ops.wy_factors(v.mT).u
-        u1, u2 = (self._beside(x, u) for u in unit.unbind(-1))
+        u1, u2 = (self._between(u, x) for u in unit.unbind(-1))
         if adjoint:
             x = torch.fft.fft(_reflect(u2, x * d3.conj()), norm="ortho") * d2.conj()
             x = torch.zeros_like(x).index_copy(-1, self.permutation, x)
@@ -61,18 +63,19 @@ class URNN(ComplexMap):
 
     def free(self, matrix: Tensor):
         raise ValueError(
-            f"{self._call}: URNN covers only a subset of U(N) and has no inverse, so no matrix can be assigned, "
-            "and init must be 'random'. Use method='cwy' or 'hr', which reach every unitary matrix."
+            f"{self._call}: URNN covers only a subset of U(N) and has no inverse, "
+            "so no matrix can be assigned, and init must be 'random'. "
+            "Use method='cwy' or 'hr', which reach every unitary matrix."
         )
 
     def sample(self) -> tuple[Tensor, Tensor]:
         real = {"dtype": self.dtype.to_real(), "device": self.device}
         phase = torch.empty(*self.batch, 3, self.n, **real).uniform_(-math.pi, math.pi)
-        return phase, torch.view_as_complex(
-            torch.empty(*self.batch, 2, self.n, 2, **real).uniform_(-1, 1)
-        )
+        parts = torch.empty(*self.batch, 2, self.n, 2, **real).uniform_(-1, 1)
+        return phase, torch.view_as_complex(parts)
 
 
 def _reflect(u: Tensor, x: Tensor) -> Tensor:
+    """Return x reflected at the hyperplane orthogonal to the unit vector u."""
     # Summed, not a matrix product, which TF32 would round.
     return x - 2 * u * (u.conj() * x).sum(-1, keepdim=True)
