@@ -1,4 +1,7 @@
-"""The command ``cwy``. A command is a function listed in COMMANDS; what is heavy is imported when one runs."""
+"""The command ``cwy``.
+
+A command is a function listed in COMMANDS. What is heavy is imported when one runs.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from .bench import cli as benches
 from .experiments import commands as experiments
 from .terminal import complaint, plainly
 
-# main says what is missing; the annotations below are read only once typer is there.
+# main reports what is missing. The annotations below are read only once typer is there.
 with suppress(ImportError):
     import typer
 
@@ -70,16 +73,17 @@ def info(
 
         from .info import rollout, usable
 
-        wanted = usable() if device is None else [device]
+        devices = usable()
+        if device is not None:
+            devices = [device]
+        rows = []
         with plainly(ValueError):
             kind = getattr(torch, dtype, None)
             if not isinstance(kind, torch.dtype):
                 raise ValueError(f"unknown dtype {dtype!r}, e.g. float32, float64, complex64.")
-            rows = [
-                rollout(n, reflections, batch, steps, kind, one, nonlinearity, memory)
-                for one in wanted
-            ]
-            found = {"backends": [row for part in rows for row in part]}
+            for one in devices:
+                rows += rollout(n, reflections, batch, steps, kind, one, nonlinearity, memory)
+        found = {"backends": rows}
     if json:
         from json import dumps
 
@@ -92,16 +96,35 @@ COMMANDS = (*experiments.COMMANDS, info)
 
 
 def main() -> None:
-    """Runs the command that the arguments name."""
+    """Run the command that the arguments name."""
     missing = [name for name in EXTRAS if find_spec(name) is None]
     if missing:
-        sys.exit(
-            f'cwy: the command line needs {", ".join(missing)}. To install:\n\n    pip install "cwy[cli]"\n'
-        )
+        sys.exit(f"cwy: the command line needs {', '.join(missing)}. {_how_to_install('cli')}")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # A terminal that knows only ASCII shows a ? for an accent, and goes on.
             stream.reconfigure(errors="replace")
+    app = _app()
+    try:
+        app()
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in OPTIONAL:
+            raise
+        sys.exit(f"cwy: this command needs {package}. {_how_to_install(OPTIONAL[package])}")
+    except SystemExit as end:
+        # A message: what a command ends with where the mistake is the user's.
+        if isinstance(end.code, str):
+            end.code = complaint(end.code)
+        raise
+
+
+def _how_to_install(extra: str) -> str:
+    return f'To install:\n\n    pip install "cwy[{extra}]"\n'
+
+
+def _app() -> typer.Typer:
+    """Return the command with all its subcommands."""
     app = typer.Typer(
         no_args_is_help=True,
         add_completion=False,
@@ -110,9 +133,12 @@ def main() -> None:
     )
     app.callback()(_cwy)
     for command in COMMANDS:
-        app.command(cls=_helpful() if command is experiments.train else None)(command)
+        if command is experiments.train:
+            app.command(cls=_helpful())(command)
+        else:
+            app.command()(command)
     bench = typer.Typer(
-        no_args_is_help=True, help="Times every method beside its peers, on this machine."
+        no_args_is_help=True, help="Times every method next to its peers, on this machine."
     )
     for name, command in benches.commands().items():
         bench.command(name)(command)
@@ -124,24 +150,11 @@ def main() -> None:
     for command in experiments.DATA:
         data.command(command.__name__.removeprefix("data_"))(command)
     app.add_typer(data, name="data")
-    try:
-        app()
-    except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
-        if package not in OPTIONAL:
-            raise
-        sys.exit(
-            f'cwy: this command needs {package}. To install:\n\n    pip install "cwy[{OPTIONAL[package]}]"\n'
-        )
-    except SystemExit as end:
-        # A message: what a command ends with where the mistake is the user's.
-        if isinstance(end.code, str):
-            end.code = complaint(end.code)
-        raise
+    return app
 
 
 def _helpful() -> type[Any]:
-    """A command whose help goes on with the settings of the recipe that stands beside --help."""
+    """Return a kind of command whose help goes on with the settings of the recipe."""
     from typer.core import TyperCommand
 
     class Helpful(TyperCommand):
@@ -175,6 +188,7 @@ def _version(asked: bool) -> None:
 
 
 def _show(found: dict[str, Any]) -> None:
+    """Print what is known as tables."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
@@ -194,25 +208,31 @@ def _show(found: dict[str, Any]) -> None:
     if "versions" not in found:
         show("Backends", found["backends"])
         return
-    show(
-        "Versions",
-        [{"package": name, "version": version} for name, version in found["versions"].items()],
-    )
+    versions = found["versions"].items()
+    show("Versions", [{"package": name, "version": version} for name, version in versions])
     show("Devices", [{"device": row["device"], "what": _device(row)} for row in found["devices"]])
     show("Methods", [_method(row) for row in found["methods"]])
     show("Backends", found["backends"])
 
 
 def _method(row: dict[str, Any]) -> dict[str, str]:
-    scope = ("yes" if row["real"] else "only") if row["complex"] else "no"
+    """Return the row of a method in the table that is shown."""
+    scope = "no"
+    if row["complex"] and row["real"]:
+        scope = "yes"
+    elif row["complex"]:
+        scope = "only"
     return {
-        **{key: row[key] for key in ("name", "domain", "kind")},
+        "name": row["name"],
+        "domain": row["domain"],
+        "kind": row["kind"],
         "complex": scope,
         "paper": row["paper"],
     }
 
 
 def _device(row: dict[str, Any]) -> str:
+    """Return what is known of a device, in a line."""
     if "why_not" in row:
         return f"not here: {row['why_not']}"
     named = {
@@ -221,6 +241,5 @@ def _device(row: dict[str, Any]) -> str:
         "capability": "compute capability {}",
         "memory_gib": "{} GiB",
     }
-    return ", ".join(
-        [row["name"], *(text.format(row[key]) for key, text in named.items() if key in row)]
-    )
+    known = [text.format(row[key]) for key, text in named.items() if key in row]
+    return ", ".join([row["name"], *known])

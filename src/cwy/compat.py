@@ -33,10 +33,10 @@ def orthogonal(
     *,
     use_trivialization: bool = True,
 ) -> M:
-    r"""Constrain a weight as ``torch.nn.utils.parametrizations.orthogonal`` does, by a method of this library.
+    r"""Constrain a weight as ``torch.nn.utils.parametrizations.orthogonal`` does, by our methods.
 
-    The weight starts where torch would start it. As in torch, the last two dimensions are the matrix, of convolutions
-    too: :func:`cwy.orthogonal` flattens their kernels instead.
+    The weight starts where torch would start it. As in torch, the last two dimensions are the
+    matrix, of convolutions too. :func:`cwy.orthogonal` flattens their kernels instead.
 
     | ``orthogonal_map`` | method |
     |---|---|
@@ -44,8 +44,8 @@ def orthogonal(
     | "matrix_exp" | "dtriv", or "exprnn" without trivialization |
     | "cayley" | "scornn" |
 
-    A weight that is not square, or is complex, takes CWY whatever the map: it covers the same set of matrices.
-    As in torch, "householder" serves only real weights.
+    A weight that is not square, or is complex, takes CWY whatever the map: it covers the same set
+    of matrices. As in torch, "householder" serves only real weights.
 
     Args:
         module: any module with a matrix parameter.
@@ -65,7 +65,8 @@ def orthogonal(
     weight = find_weight(module, name)
     if orthogonal_map is not None and orthogonal_map not in _MAPS:
         raise ValueError(
-            f"orthogonal: orthogonal_map must be one of {', '.join(map(repr, _MAPS))}, got {orthogonal_map!r}. "
+            f"orthogonal: orthogonal_map must be one of {', '.join(map(repr, _MAPS))}, "
+            f"got {orthogonal_map!r}. "
             "For a method of cwy call cwy.orthogonal(module, method=...)."
         )
     rows, columns = weight.shape[-2:]
@@ -93,9 +94,9 @@ def orthogonal(
 def patch_torch() -> Iterator[None]:
     """Replace torch's ``orthogonal`` by :func:`orthogonal` while the context lasts.
 
-    Modules that imported torch's function by name before, or do so inside, are served too, and get it back at the end.
-    Layers that were constrained inside stay as they are. The replacement holds for the whole process, all threads
-    included.
+    Modules that imported torch's function by name before, or do so inside, are served too, and get
+    it back at the end. Layers that were constrained inside stay as they are. The replacement holds
+    for the whole process, all threads included.
 
     Example:
         >>> from cwy import compat

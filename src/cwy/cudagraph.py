@@ -24,8 +24,8 @@ class CaptureError(RuntimeError):
 def suspended() -> Iterator[None]:
     """Keep the recurrences of the library from capturing graphs of their own, in every thread.
 
-    A graph cannot hold another one. Whoever is about to capture a whole step runs its warm-up steps
-    in this context, so that they take the path that the capture will take.
+    A graph cannot hold another one. Code that is about to capture a whole step runs its warm-up
+    steps in this context, so that they take the path that the capture will take.
     """
     global _suspensions
     _suspensions += 1
@@ -136,8 +136,9 @@ class CapturedStep:
         for position, tensor in enumerate(inputs):
             if not isinstance(tensor, Tensor):
                 raise TypeError(
-                    f"cudagraph.capture: a captured step takes tensors only, but argument {position} "
-                    f"is {type(tensor).__name__}. Bind it with functools.partial."
+                    "cudagraph.capture: a captured step takes tensors only, "
+                    f"but argument {position} is {type(tensor).__name__}. "
+                    "Bind it with functools.partial."
                 )
         if not self._enabled:
             return tree_map_only(Tensor, Tensor.detach, self._step(*inputs))
@@ -193,8 +194,9 @@ def capture(
         warmup: calls of each shape that run eagerly first.
         max_graphs: further shapes run eagerly.
         enabled: whether to capture at all. Without it every call runs eagerly.
-        on_failure: called with the error if the step cannot be captured. It drops the gradients that
-            the capture left behind, and every further call runs eagerly. By default the error is raised.
+        on_failure: called with the error if the step cannot be captured. It drops the gradients
+            that the capture left behind, and every further call runs eagerly. By default the error
+            is raised.
 
     Returns:
         A callable in place of ``step``. The tensors that it returns are copies, without a gradient.

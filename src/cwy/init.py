@@ -1,6 +1,7 @@
 """Initial values by name: orthogonal matrices to start from.
 
-Each takes the matrix's shape N x M, how many reflections it may use, and the usual factory arguments.
+Each takes the matrix's shape N x M, how many reflections it may use, and the usual factory
+arguments.
 """
 
 from __future__ import annotations
@@ -24,15 +25,19 @@ def henaff(
     dtype: torch.dtype | None = None,
     device: Device = None,
 ) -> Tensor:
-    r"""exp of a block-diagonal skew matrix: planes turned by angles uniform in $[-\pi, \pi]$ (Henaff et al. 2016).
+    r"""Return exp of a block-diagonal skew matrix (Henaff et al. 2016).
 
-    With L reflections, $\lfloor L/2\rfloor$ planes turn.
+    It turns planes by angles uniform in $[-\pi, \pi]$. With L reflections, $\lfloor L/2\rfloor$
+    planes turn.
 
     Example:
         >>> orthogonality_error(henaff(5)) < 1e-6
         True
     """
-    return _rotations("henaff", n, m, reflections, batch, dtype, device, -math.pi, math.pi)
+    _check_square("henaff", n, m)
+    dtype = dtype or torch.get_default_dtype()
+    angles = _angles(n, reflections, -math.pi, math.pi, batch=batch, dtype=dtype, device=device)
+    return _rotations(n, angles).to(dtype)
 
 
 def helfrich(
@@ -45,17 +50,22 @@ def helfrich(
     device: Device = None,
     exp: bool = False,
 ) -> Tensor:
-    r"""Cayley transform of a block-diagonal skew matrix: planes turned by angles t in $[0, \pi/2]$ (Helfrich et al. 2018).
+    r"""Return the Cayley transform of a block-diagonal skew matrix (Helfrich et al. 2018).
 
-    With L reflections, $\lfloor L/2\rfloor$ planes turn. With ``exp`` ("helfrich-exp") it is exp of the same matrix, as
-    exponential RNNs start when they are told to start so: angles $\tan(t/2)$, at most a radian.
+    It turns planes by angles t uniform in $[0, \pi/2]$. With L reflections, $\lfloor L/2\rfloor$
+    planes turn. With ``exp`` ("helfrich-exp") it is exp of the same matrix, as an option of
+    exponential RNNs: the angles are $\tan(t/2)$, at most a radian.
 
     Example:
         >>> (helfrich(4).diagonal() >= 0).all()
         tensor(True)
     """
-    bend = (lambda t: (t / 2).tan()) if exp else (lambda t: t)
-    return _rotations("helfrich", n, m, reflections, batch, dtype, device, 0.0, math.pi / 2, bend)
+    _check_square("helfrich", n, m)
+    dtype = dtype or torch.get_default_dtype()
+    angles = _angles(n, reflections, 0.0, math.pi / 2, batch=batch, dtype=dtype, device=device)
+    if exp:
+        angles = (angles / 2).tan()
+    return _rotations(n, angles).to(dtype)
 
 
 def haar(
@@ -67,7 +77,7 @@ def haar(
     dtype: torch.dtype | None = None,
     device: Device = None,
 ) -> Tensor:
-    """Uniform over all N x M matrices with orthonormal columns. Needs every reflection.
+    """Draw uniformly from all N x M matrices with orthonormal columns. Needs every reflection.
 
     Example:
         >>> haar(5, 3).shape
@@ -79,9 +89,9 @@ def haar(
             f"haar: {reflections} reflections do not reach a Haar-random {n} x {m} matrix. "
             "Leave reflections out, or use init='random'."
         )
-    dtype = torch.get_default_dtype() if dtype is None else dtype
+    dtype = dtype or torch.get_default_dtype()
     # LAPACK has no half precision.
-    work = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+    work = torch.promote_types(dtype, torch.float32)
     q, r = torch.linalg.qr(torch.randn(*batch, n, m, dtype=work, device=device))
     d = r.diagonal(dim1=-2, dim2=-1)
     return (q * (d / d.abs()).unsqueeze(-2)).to(dtype)
@@ -96,7 +106,7 @@ def identity(
     dtype: torch.dtype | None = None,
     device: Device = None,
 ) -> Tensor:
-    """Exactly the identity, its first M columns.
+    """Return exactly the identity, its first M columns.
 
     Example:
         >>> identity(2)
@@ -106,7 +116,7 @@ def identity(
     return torch.eye(n, _columns("identity", n, m), dtype=dtype, device=device).repeat(*batch, 1, 1)
 
 
-#: The initial values that are matrices. "random" is not here: it draws the method's own free parameters.
+#: The initial values that are matrices. "random" is not one: it draws the method's free parameters.
 MATRICES: dict[str, Callable[..., Tensor]] = {
     "henaff": henaff,
     "helfrich": helfrich,
@@ -117,39 +127,49 @@ MATRICES: dict[str, Callable[..., Tensor]] = {
 
 
 def _columns(call: str, n: int, m: int | None) -> int:
-    if m is not None and m > n:
+    """Return M, which is N if it is left out."""
+    if m is None:
+        return n
+    if m > n:
         raise ValueError(
             f"{call}: expected M <= N, got {n} x {m}. For a wide matrix, transpose the result."
         )
-    return n if m is None else m
+    return m
 
 
-def _rotations(
-    call: str,
-    n: int,
-    m: int | None,
-    reflections: int | None,
-    batch: Sequence[int],
-    dtype: torch.dtype | None,
-    device: Device,
-    low: float,
-    high: float,
-    bend: Callable[[Tensor], Tensor] = lambda t: t,
-) -> Tensor:
-    """Block-diagonal rotations [[cos, sin], [-sin, cos]] by angles uniform in [low, high], or a function of such."""
+def _check_square(call: str, n: int, m: int | None) -> None:
     if m is not None and n != m:
         raise ValueError(
-            f"{call}: turning planes makes a square matrix, got {n} x {m}. Use init='haar' or 'identity'."
+            f"{call}: turning planes makes a square matrix, got {n} x {m}. "
+            "Use init='haar' or 'identity'."
         )
-    dtype = torch.get_default_dtype() if dtype is None else dtype
-    planes = (n if reflections is None else min(reflections, n)) // 2
-    angle = bend(
-        torch.empty(*batch, planes, dtype=dtype.to_real(), device=device).uniform_(low, high)
-    )
-    q = identity(n, batch=batch, dtype=dtype.to_real(), device=device)
-    even = 2 * torch.arange(planes, device=device)
+
+
+def _angles(
+    n: int,
+    reflections: int | None,
+    low: float,
+    high: float,
+    *,
+    batch: Sequence[int],
+    dtype: torch.dtype,
+    device: Device,
+) -> Tensor:
+    """Draw angles uniform in [low, high], one for each plane that the reflections can turn."""
+    if reflections is None:
+        reflections = n
+    planes = min(reflections, n) // 2
+    return torch.empty(*batch, planes, dtype=dtype.to_real(), device=device).uniform_(low, high)
+
+
+def _rotations(n: int, angles: Tensor) -> Tensor:
+    """Return block-diagonal rotations [[cos, sin], [-sin, cos]] by these angles ``(*, planes)``."""
+    *batch, planes = angles.shape
+    q = identity(n, batch=batch, dtype=angles.dtype, device=angles.device)
+    even = 2 * torch.arange(planes, device=angles.device)
     odd = even + 1
-    q[..., even, even] = q[..., odd, odd] = angle.cos()
-    q[..., even, odd] = angle.sin()
-    q[..., odd, even] = -angle.sin()
-    return q.to(dtype)
+    q[..., even, even] = angles.cos()
+    q[..., odd, odd] = angles.cos()
+    q[..., even, odd] = angles.sin()
+    q[..., odd, even] = -angles.sin()
+    return q

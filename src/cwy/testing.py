@@ -10,11 +10,11 @@ __all__ = ["assert_as_close", "double", "gram_gap", "matrix_error", "orthogonali
 
 
 def assert_as_close(actual: Tensor, plain: Tensor, truth: Tensor, factor: float = 2.0) -> None:
-    """Asserts that ``actual`` is at most ``factor`` times as far from the float64 ``truth`` as ``plain`` is.
+    """Assert that a result is at most ``factor`` times as far from the truth as plain torch is.
 
     Args:
         actual: the result under test.
-        plain: the same computed by plain torch in the same dtype: its rounding is the tolerance.
+        plain: the same computed by plain torch in the same dtype. Its rounding is the tolerance.
         truth: the same computed in float64.
         factor: how much worse than ``plain`` is allowed.
 

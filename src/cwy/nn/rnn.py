@@ -479,7 +479,7 @@ class OrthogonalRNN(_Recurrent):
     def _recur(
         self, x: Tensor, h0: Tensor, suffix: str, batch_sizes: Tensor | None, output: str
     ) -> tuple[Tensor | None, Tensor]:
-        """Run the recurrence of one layer forward in time, and return what :meth:`_direction` does."""
+        """Run the recurrence of one layer forward in time. Returns what :meth:`_direction` does."""
         weight = getattr(self, f"weight_ih{suffix}")
         bias = getattr(self, f"bias_ih{suffix}", None)
         if weight.is_complex():
