@@ -128,7 +128,7 @@ class CapturedStep:
 
     @property
     def settled(self) -> bool:
-        """Whether a graph was captured, or never will be."""
+        """Return whether a graph was captured, or never will be."""
         return bool(self._captured) or not self._enabled
 
     def __call__(self, *inputs: Tensor) -> Any:

@@ -13,13 +13,12 @@ from .. import ops
 from .._hints import did_you_mean, sentences
 from ..api import orthogonal
 from ..init import haar
-from ..ops import dispatch
 from ..ops.recurrence.functions import check_choices
 from ..ops.recurrence.nonlinearities import NONLINEARITIES
 from ..ops.recurrence.transition import by_rows, flat
 from ..registry import METHODS
 from .images import Images, State, check_sizes
-from .inputs import check_input, check_switches
+from .inputs import check_backend, check_input, check_switches
 from .leaving import leaves
 from .settings import Settings
 
@@ -78,7 +77,7 @@ class _Kernels(Settings):
 
     @property
     def _threshold(self) -> bool:
-        """Whether the bias is the threshold of the nonlinearity."""
+        """Return whether the bias is the threshold of the nonlinearity."""
         return self.nonlinearity == "modrelu"
 
     def _add(self, suffix: str, channels: int) -> None:
@@ -229,11 +228,7 @@ class ConvNERU(Images, _Kernels):
         )
         if memory not in ("store", "checkpoint"):
             raise ValueError(f"ConvNERU: memory must be 'store' or 'checkpoint', got {memory!r}.")
-        names = ["auto", *(b.name for b in dispatch.backends("conv_rollout")["conv_rollout"])]
-        if backend not in names:
-            raise ValueError(
-                f"ConvNERU: backend must be one of {', '.join(map(repr, names))}, got {backend!r}."
-            )
+        check_backend("ConvNERU", "conv_rollout", backend)
         self.memory = memory
         self.backend = backend
         for layer in range(num_layers):

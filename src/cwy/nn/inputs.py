@@ -1,9 +1,11 @@
-"""What every recurrent layer and cell asks of its input."""
+"""What every recurrent layer and cell asks of its settings and its input."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+
+from ..ops import dispatch
 
 
 def name_of(layer: nn.Module) -> str:
@@ -25,6 +27,15 @@ def check_switches(call: str, **switches: bool) -> None:
     for name, switch in switches.items():
         if not isinstance(switch, bool):
             raise TypeError(f"{call}: {name} must be True or False, got {switch!r}.")
+
+
+def check_backend(call: str, op: str, backend: str) -> None:
+    """Raise unless an op has a backend of this name."""
+    names = ["auto", *(known.name for known in dispatch.backends(op)[op])]
+    if backend not in names:
+        raise ValueError(
+            f"{call}: backend must be one of {', '.join(map(repr, names))}, got {backend!r}."
+        )
 
 
 def check_input(layer: nn.Module, x: Tensor, weight: Tensor, steps: int = 1) -> None:

@@ -15,12 +15,11 @@ from torch.nn.utils.rnn import PackedSequence
 from .. import ops
 from .._torch import originals, unparametrized_class
 from ..api import orthogonal
-from ..ops import dispatch
 from ..ops.recurrence.functions import check_choices, factors_are_cheaper
 from ..ops.recurrence.nonlinearities import NONLINEARITIES
 from ..parametrizations import CWY, METHODS
 from ..parametrizations.marks import on_manifold
-from .inputs import check_counts, check_input, check_switches, name_of
+from .inputs import check_backend, check_counts, check_input, check_switches, name_of
 from .leaving import leaves
 from .settings import Settings
 
@@ -82,7 +81,7 @@ class _Recurrent(Settings):
 
     @property
     def _threshold(self) -> bool:
-        """Whether the bias is the threshold of the nonlinearity."""
+        """Return whether the bias is the threshold of the nonlinearity."""
         return self.nonlinearity == "modrelu"
 
     def _add(self, suffix: str, input_size: int) -> None:
@@ -150,6 +149,12 @@ def _uniform(bound: float, *shape: int, **like: Any) -> nn.Parameter:
     else:
         drawn.uniform_(-bound, bound)
     return nn.Parameter(drawn)
+
+
+def _check_dropout(dropout: float) -> None:
+    number = isinstance(dropout, numbers.Real) and not isinstance(dropout, bool)
+    if not number or not 0 <= dropout <= 1:
+        raise ValueError(f"OrthogonalRNN: dropout must be a probability, got {dropout!r}.")
 
 
 class OrthogonalRNN(_Recurrent):
@@ -223,16 +228,9 @@ class OrthogonalRNN(_Recurrent):
         )
         check_counts("OrthogonalRNN", num_layers=num_layers)
         check_switches("OrthogonalRNN", batch_first=batch_first, bidirectional=bidirectional)
-        number = isinstance(dropout, numbers.Real) and not isinstance(dropout, bool)
-        if not number or not 0 <= dropout <= 1:
-            raise ValueError(f"OrthogonalRNN: dropout must be a probability, got {dropout!r}.")
+        _check_dropout(dropout)
         check_choices("OrthogonalRNN", nonlinearity, output, memory)
-        names = ["auto", *(b.name for b in dispatch.backends("rollout")["rollout"])]
-        if backend not in names:
-            raise ValueError(
-                f"OrthogonalRNN: backend must be one of {', '.join(map(repr, names))}, "
-                f"got {backend!r}."
-            )
+        check_backend("OrthogonalRNN", "rollout", backend)
         self.num_layers = num_layers
         self.batch_first = batch_first
         self.dropout = dropout

@@ -89,7 +89,7 @@ class ReflectionMap(OrthogonalMap):
 
     @property
     def may_have_fewer(self) -> bool:
-        """Whether L may be below M."""
+        """Return whether L may be below M."""
         return self.m == self.n
 
     def product(self, v: Tensor, diagonal: Tensor) -> Tensor:
