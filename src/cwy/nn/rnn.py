@@ -238,12 +238,15 @@ class OrthogonalRNN(_Recurrent):
         self.memory = memory
         self.output = output
         self.backend = backend
-        features = input_size
-        for layer in range(num_layers):
+        self._add_layers()
+
+    def _add_layers(self) -> None:
+        features = self.input_size
+        for layer in range(self.num_layers):
             suffixes = self._suffixes(layer)
             for suffix in suffixes:
                 self._add(suffix, features)
-            features = hidden_size * len(suffixes)
+            features = self.hidden_size * len(suffixes)
 
     def _suffixes(self, layer: int) -> list[str]:
         """Return what the names of a layer's weights end with, for each direction."""
