@@ -1,6 +1,6 @@
 """The command ``cwy``.
 
-A command is a function listed in COMMANDS. What is heavy is imported when one runs.
+A command is a function listed in COMMANDS. Heavy packages are imported when one runs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is here: versions, devices, methods, and which backend serves each op, and why.
+"""Versions, devices and methods, and which backend serves each op here and why.
 
 All of it is plain data, for bug reports.
 """

@@ -1,6 +1,6 @@
-"""What commands share.
+"""Functions that all commands share.
 
-They report mistakes in one line, try folders before any work is done, and go on when nobody reads
+Commands report mistakes in one line, try folders before any work is done, and go on when nobody reads
 their output any more.
 """
 

@@ -1,4 +1,4 @@
-"""What recurrent networks over images share: layouts, sizes, the ends of sequences."""
+"""The base of recurrent networks over images: layouts, sizes, the ends of sequences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every recurrent layer and cell asks of its settings and its input."""
+"""Checks of the settings and the input of recurrent layers and cells."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every map from free parameters to orthonormal matrices shares."""
+"""The base of every map from free parameters to orthonormal matrices."""
 
 from __future__ import annotations
 

@@ -28,8 +28,9 @@ class EURNN(ComplexMap):
     $$ \begin{bmatrix}
        e^{i\varphi}\cos\theta & -\sin\theta \\ e^{i\varphi}\sin\theta & \cos\theta
        \end{bmatrix}. $$
-    (With $e^{i\varphi}$ in a row instead, D would absorb that of $F_1$, and U(N) would not be
-    covered.) With L = N, that is $N^2$ angles in all, it covers U(N), and with fewer layers a
+
+    With $e^{i\varphi}$ in a row instead, D would absorb that of $F_1$, and U(N) would not be
+    covered. With L = N, that is $N^2$ angles in all, it covers U(N). With fewer layers it covers a
     subset. Costs $O(LN)$ per vector in L dependent steps (Table 1). The matrix is never formed to
     multiply.
 

@@ -1,4 +1,4 @@
-"""What the maps by Householder reflections share: vectors, and signs or phases."""
+"""The base of the maps by Householder reflections: vectors, and signs or phases."""
 
 from __future__ import annotations
 

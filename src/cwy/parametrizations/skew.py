@@ -1,6 +1,6 @@
-"""What the maps by a skew-symmetric matrix share.
+"""The base of the maps by a skew-symmetric matrix.
 
-A free X, of which the strict upper triangle is used.
+They share a free X, of which the strict upper triangle is used.
 """
 
 from __future__ import annotations
