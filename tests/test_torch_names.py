@@ -116,6 +116,12 @@ def test_each_backward_pass_has_a_number():
     assert min(numbers) >= 0
 
 
+def test_whether_saved_tensors_are_packed():
+    assert not _torch.saved_tensors_are_packed()
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
+        assert _torch.saved_tensors_are_packed()
+
+
 @pytest.mark.gpu
 def test_the_current_gpu_and_its_stream():
     assert _torch.gpu_index() == torch.cuda.current_device()

@@ -11,11 +11,13 @@ from ._version import __version__
 if TYPE_CHECKING:
     from . import compat, cudagraph, init, manifolds, nn, ops, optim, parametrizations, testing
     from .api import bake, named_constraints, orthogonal, orthogonality_error
+    from .many import constrain, together
     from .registry import METHODS
 
 _HOME = {
     "METHODS": "parametrizations",
     "bake": "api",
+    "constrain": "many",
     "compat": "",
     "cudagraph": "",
     "init": "",
@@ -28,6 +30,7 @@ _HOME = {
     "orthogonality_error": "api",
     "parametrizations": "",
     "testing": "",
+    "together": "many",
 }
 
 __all__ = [
@@ -35,6 +38,7 @@ __all__ = [
     "__version__",
     "bake",
     "compat",
+    "constrain",
     "cudagraph",
     "init",
     "manifolds",
@@ -46,6 +50,7 @@ __all__ = [
     "orthogonality_error",
     "parametrizations",
     "testing",
+    "together",
 ]
 
 

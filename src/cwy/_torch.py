@@ -40,6 +40,7 @@ __all__ = [
     "originals",
     "own_child",
     "own_parameter",
+    "saved_tensors_are_packed",
     "scan",
     "scan_op",
     "solve_op",
@@ -62,6 +63,12 @@ below_autograd: Any = torch._C._AutoDispatchBelowAutograd
 
 backward_number: Callable[[], int] = torch._C._current_graph_task_id
 """Return the number of the backward pass that runs in this thread, or -1 outside of one."""
+
+
+def saved_tensors_are_packed() -> bool:
+    """Return whether hooks see each tensor that is saved for a backward pass, as in a checkpoint."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
 
 # A torch that is built without CUDA lacks these two.
 gpu_index: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", None)  # pyrefly: ignore

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,17 @@ from ..ops._linalg import check_orthonormal, double, nearest_orthogonal, polar
 
 Free = Tensor | tuple[Tensor, ...]
 """Free parameters: one tensor, or a tuple of them."""
+
+
+class Stack(Protocol):
+    """Weights that are computed together."""
+
+    @property
+    def serves(self) -> bool:
+        """Whether the stack may be asked."""
+
+    def weight(self, chart: OrthogonalMap, free: tuple[Tensor, ...]) -> Tensor | None:
+        """Return the weight of a map, or None if the map must compute it by itself."""
 
 
 class OrthogonalMap(nn.Module):
@@ -31,6 +43,12 @@ class OrthogonalMap(nn.Module):
     """
 
     _like: Tensor
+
+    stacked_buffers: ClassVar[tuple[str, ...] | None] = None
+    """The buffers that each matrix of a batch has its own of. None: the map takes no new batch."""
+
+    stack: Stack | None = None
+    """Computes the weight together with others, while :class:`cwy.together` is active."""
 
     def __init__(
         self,
@@ -57,6 +75,12 @@ class OrthogonalMap(nn.Module):
         self.kernel: torch.Size | None = None
         self._start: Free | None = None
         self._registered = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the stack. It belongs to a forward pass, not to the map."""
+        state = dict(self.__dict__)
+        state.pop("stack", None)
+        return state
 
     @property
     def dtype(self) -> torch.dtype:
@@ -100,6 +124,10 @@ class OrthogonalMap(nn.Module):
 
     def forward(self, *free: Tensor) -> Tensor:
         """Return the weight of the free parameters."""
+        if self.stack is not None:
+            weight = self.stack.weight(self, free)
+            if weight is not None:
+                return weight
         weight = self.matrix(*free)
         if self.wide:
             # Contiguous, as layers expect their weights.

@@ -42,6 +42,8 @@ class DTRIV(SkewMap):
         (True, False)
     """
 
+    stacked_buffers = ("base",)
+
     base: Tensor
 
     def __init__(self, n: int, m: int | None = None, **like) -> None:

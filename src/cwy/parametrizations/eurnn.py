@@ -49,6 +49,8 @@ class EURNN(ComplexMap):
         True
     """
 
+    stacked_buffers = ()
+
     def __init__(self, n: int, m: int | None = None, *, layers: int | None = None, **like) -> None:
         super().__init__(n, m, **like)
         if layers is None:

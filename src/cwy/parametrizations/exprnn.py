@@ -36,6 +36,8 @@ class EXPRNN(SkewMap):
         True
     """
 
+    stacked_buffers = ()
+
     def matrix(self, x: Tensor) -> Tensor:
         return rotation(self.skew(x)).to(x.dtype)
 

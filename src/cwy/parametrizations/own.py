@@ -39,6 +39,8 @@ class OWN(OrthogonalMap):
         (True, tensor(True))
     """
 
+    stacked_buffers = ()
+
     def __init__(self, n: int, m: int | None = None, **like) -> None:
         super().__init__(n, m, **like)
         if self.m == self.n:

@@ -38,6 +38,8 @@ class ReflectionMap(OrthogonalMap):
         batch, dtype, device: of the weight.
     """
 
+    stacked_buffers = ("signs",)
+
     signs: Tensor
 
     def __init__(

@@ -52,6 +52,8 @@ class SCORNN(SkewMap):
         (True, tensor(True))
     """
 
+    stacked_buffers = ("signs",)
+
     signs: Tensor
 
     def __init__(self, n: int, m: int | None = None, *, negatives: int = 0, **like) -> None:

@@ -1,0 +1,330 @@
+"""Many layers at once: the same numbers as one at a time, whatever happens in between."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import cwy
+from cwy.many import run_together
+
+METHODS = [name for name, method in cwy.METHODS.items() if not name.startswith("rgd")]
+
+
+def stack(method="cwy", depth=3, size=6, dtype=torch.float64, **options):
+    """A chain of layers of one kind, with one of another kind at its end."""
+    torch.manual_seed(0)
+    layers = [
+        cwy.orthogonal(nn.Linear(size, size, dtype=dtype), method=method, **options)
+        for _ in range(depth)
+    ]
+    return nn.Sequential(*layers, cwy.orthogonal(nn.Linear(size, size - 1, dtype=dtype)))
+
+
+def slopes(model, x):
+    """The result, and the gradient of every parameter."""
+    model.zero_grad()
+    y = model(x)
+    y.abs().square().sin().sum().backward()
+    return [y.detach(), *(p.grad.clone() for p in model.parameters())]
+
+
+def close(one, other):
+    assert len(one) == len(other)
+    for a, b in zip(one, other, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("method", METHODS)
+def test_results_equal_those_of_single_layers(method, device):
+    dtype = torch.float64
+    if method in ("urnn", "eurnn"):
+        dtype = torch.complex128
+    columns = 6
+    if method == "own":
+        columns = 4
+    torch.manual_seed(0)
+    layers = nn.ModuleList(nn.Linear(columns, 6, dtype=dtype, device=device) for _ in range(3))
+    for layer in layers:
+        cwy.orthogonal(layer, method=method)
+
+    def run():
+        layers.zero_grad()
+        weights = [layer.weight for layer in layers]
+        loss = sum((weight.abs() ** (i + 1)).sin().sum() for i, weight in enumerate(weights))
+        loss.backward()
+        grads = [p.grad.clone() for p in layers.parameters() if p.grad is not None]
+        return [*(weight.detach() for weight in weights), *grads]
+
+    alone = run()
+    with cwy.together(layers):
+        close(run(), alone)
+    for mode in (torch.no_grad(), torch.inference_mode()):
+        with cwy.together(layers), mode:
+            close([layer.weight for layer in layers], alone[:3])
+
+
+def calls(model, monkeypatch):
+    """A list that grows by one when a map computes a matrix."""
+    made = []
+    for kind in {type(one.map) for one in cwy.named_constraints(model)}:
+        before = kind.matrix
+
+        def counted(self, *free, before=before):
+            made.append(self.batch)
+            return before(self, *free)
+
+        monkeypatch.setattr(kind, "matrix", counted)
+    return made
+
+
+def test_one_call_computes_all_of_a_kind(monkeypatch):
+    model = stack(depth=4)
+    made = calls(model, monkeypatch)
+    with cwy.together(model):
+        model(torch.randn(5, 6, dtype=torch.float64)).sum().backward()
+    assert sorted(made) == [(), (4,)]
+
+
+@pytest.mark.parametrize("complex_", [False, True])
+@pytest.mark.parametrize("layer", ["wide", "conv", "batched"])
+def test_other_shapes(layer, complex_):
+    dtype = torch.complex128 if complex_ else torch.float64
+    torch.manual_seed(1)
+    made = []
+    for _ in range(3):
+        if layer == "wide":
+            one = nn.Linear(7, 4, dtype=dtype)
+        elif layer == "conv":
+            one = nn.Conv1d(2, 5, 3, dtype=dtype)
+        else:
+            one = nn.Module()
+            one.weight = nn.Parameter(torch.randn(2, 5, 5, dtype=dtype))
+        made.append(cwy.orthogonal(one))
+    model = nn.ModuleList(made)
+
+    def run():
+        model.zero_grad()
+        loss = sum((one.weight.real.sin() * (i + 1)).sum() for i, one in enumerate(model))
+        loss.backward()
+        return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+    alone = run()
+    with cwy.together(model):
+        close(run(), alone)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("size", [64, 600])
+def test_kernels_serve_a_stack(size):
+    torch.manual_seed(0)
+    layers = [nn.Linear(size, size, device="cuda") for _ in range(3)]
+    model = nn.Sequential(*(cwy.orthogonal(layer) for layer in layers))
+    x = torch.randn(5, size, device="cuda")
+    alone = slopes(model, x)
+    with cwy.together(model):
+        stacked = slopes(model, x)
+    for a, b in zip(stacked, alone, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+    assert cwy.orthogonality_error(model) < 1e-5
+
+
+def test_weights_with_different_signs_keep_them():
+    model = stack(depth=3)
+    q = torch.linalg.qr(torch.randn(6, 6, dtype=torch.float64)).Q
+    q = q * q.det().sign()
+    flip = torch.ones(6, dtype=torch.float64)
+    flip[0] = -1
+    model[0].weight = q
+    model[1].weight = q * flip
+    with cwy.together(model):
+        torch.testing.assert_close(model[0].weight, q)
+        torch.testing.assert_close(model[1].weight, q * flip)
+
+
+def test_gradients_accumulate_inside_one_block_and_after_it():
+    model = stack()
+    one, two = torch.randn(2, 5, 6, dtype=torch.float64)
+
+    def accumulate(inside):
+        model.zero_grad()
+        model(one).sin().sum().backward()
+        late = model(two).cos().sum()
+        if inside:
+            late.backward()
+        return late
+
+    accumulate(inside=True)
+    alone = [p.grad.clone() for p in model.parameters()]
+    for inside in (True, False):
+        with cwy.together(model):
+            late = accumulate(inside)
+        if not inside:
+            late.backward()
+        close([p.grad for p in model.parameters()], alone)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoints_recompute_with_the_same_weights(reentrant, monkeypatch):
+    model = stack(depth=4)
+    x = torch.randn(5, 6, dtype=torch.float64, requires_grad=True)
+    alone = slopes(model, x)
+    made = calls(model, monkeypatch)
+    model.zero_grad()
+    with cwy.together(model):
+        y = x
+        for layer in model:
+            y = checkpoint(layer, y, use_reentrant=reentrant)
+    y.abs().square().sin().sum().backward()
+    close([y.detach(), *(p.grad for p in model.parameters())], alone)
+    if not reentrant:
+        # The four layers of a kind once, and the last layer, which is computed by itself, twice.
+        assert sorted(made) == [(), (), (4,)]
+
+
+def test_a_step_inside_a_block_is_noticed():
+    model, other = stack(), stack()
+    x = torch.randn(5, 6, dtype=torch.float64)
+    results = []
+    for net in (model, other):
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        block = cwy.together(net)
+        if net is model:
+            block.__enter__()
+        for _ in range(3):
+            optimizer.zero_grad()
+            net(x).sin().sum().backward()
+            optimizer.step()
+        if net is model:
+            block.__exit__(None, None, None)
+        results.append([net(x).detach()])
+    close(*results)
+
+
+def test_frozen_shared_unknown_and_nested():
+    model = stack(depth=4)
+    model[1].requires_grad_(False)
+    shared = nn.Sequential(model[0], model[1], model[0], model[2], model[3])
+    stranger = cwy.orthogonal(nn.Linear(6, 6, dtype=torch.float64))
+    x = torch.randn(5, 6, dtype=torch.float64)
+
+    def run():
+        shared.zero_grad()
+        y = stranger(shared(x))
+        y.sin().sum().backward()
+        grads = [p.grad.clone() for p in shared.parameters() if p.requires_grad]
+        return [y.detach(), *grads, stranger.bias.grad.clone()]
+
+    alone = run()
+    stranger.zero_grad()
+    with cwy.together(shared), cwy.together(shared[:2]), cwy.together(shared):
+        close(run(), alone)
+    stranger.zero_grad()
+    close(run(), alone)
+
+
+def test_an_error_inside_a_block_ends_it():
+    model = run_together(stack())
+    with pytest.raises(RuntimeError):
+        model(torch.randn(5, 7, dtype=torch.float64))
+    assert all(one.map.stack is None for one in cwy.named_constraints(model))
+
+
+def test_second_derivatives_raise():
+    model = stack()
+    x = torch.randn(5, 6, dtype=torch.float64)
+    with cwy.together(model):
+        loss = model(x).sin().sum()
+        free = model[0].parametrizations.weight.original
+        (slope,) = torch.autograd.grad(loss, free, create_graph=True)
+        with pytest.raises(RuntimeError):
+            slope.sum().backward()
+
+
+def plain(depth=3):
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Linear(6, 6, dtype=torch.float64) for _ in range(depth)), nn.ReLU())
+
+
+@pytest.mark.parametrize(
+    ("where", "count"),
+    [
+        (nn.Linear, 3),
+        ((nn.Linear, nn.Conv1d), 3),
+        ("[01]", 2),
+        (lambda name, layer: name == "2", 1),
+    ],
+)
+def test_constrain_takes_types_patterns_and_functions(where, count, monkeypatch):
+    model = plain()
+    done = cwy.constrain(model, where, reflections=4)
+    assert [one.module for one in done] == [one.module for one in cwy.named_constraints(model)]
+    assert len(done) == count
+    assert cwy.orthogonality_error(model) < 1e-13
+    if count > 1:
+        made = calls(model, monkeypatch)
+        model(torch.randn(5, 6, dtype=torch.float64)).sum().backward()
+        assert made == [(count,)]
+
+
+@pytest.mark.parametrize("where", [nn.Conv2d, "nothing*", lambda name, layer: False])
+def test_constrain_refuses_what_matches_nothing(where):
+    with pytest.raises(ValueError, match="no layer"):
+        cwy.constrain(plain(), where)
+
+
+def test_constrain_changes_nothing_when_it_refuses():
+    model = plain()
+    cwy.constrain(model, "1")
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match="already"):
+        cwy.constrain(model, nn.Linear)
+    with pytest.raises(ValueError, match="no tensor"):
+        cwy.constrain(plain(), lambda name, layer: True)
+    with pytest.raises(TypeError, match="where"):
+        cwy.constrain(plain(), 7)
+    assert model.state_dict().keys() == before.keys()
+
+
+def test_a_constrained_model_is_copied_loaded_and_baked():
+    model = plain()
+    cwy.constrain(model, nn.Linear)
+    x = torch.randn(5, 6, dtype=torch.float64)
+    alone = slopes(model, x)
+    close(slopes(copy.deepcopy(model), x), alone)
+    other = plain()
+    cwy.constrain(other, nn.Linear)
+    other.load_state_dict(model.state_dict())
+    close(slopes(other, x), alone)
+    torch.testing.assert_close(cwy.bake(copy.deepcopy(model))(x), alone[0])
+
+
+def test_a_constrained_model_compiles():
+    model = plain()
+    cwy.constrain(model, nn.Linear)
+    x = torch.randn(5, 6, dtype=torch.float64)
+    alone = slopes(model, x)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    y = compiled(x)
+    model.zero_grad()
+    y.abs().square().sin().sum().backward()
+    close([y.detach(), *(p.grad for p in model.parameters())], alone)
+
+
+def test_transforms_go_one_at_a_time():
+    model = plain()
+    cwy.constrain(model, nn.Linear)
+    free = {name: p.detach() for name, p in model.named_parameters()}
+    x = torch.randn(5, 6, dtype=torch.float64)
+
+    def loss(free, row):
+        return torch.func.functional_call(model, free, (row,)).sin().sum()
+
+    each = torch.func.vmap(torch.func.grad(loss), (None, 0))(free, x)
+    model.zero_grad()
+    model(x).sin().sum().backward()
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(each[name].sum(0), p.grad)
