@@ -263,8 +263,10 @@ def test_a_first_call_compiles_and_the_next_process_need_not(monkeypatch, tmp_pa
 
     made = []
     monkeypatch.setenv("CWY_CACHE", str(tmp_path))
-    compiled = _nvrtc._compile
-    monkeypatch.setattr(_nvrtc, "_compile", lambda *what: made.append(what) or compiled(*what))
+    compiled = _nvrtc.compiler.compile_source
+    monkeypatch.setattr(
+        _nvrtc.compiler, "compile_source", lambda *what: made.append(what) or compiled(*what)
+    )
     where = context(torch.device("cuda"), 0)
     rows = list(first.measure([(33, 4, 5), (300, 20, 4, 5)], where))
     assert [row.size for row in rows] == ["33x4x5", "300x20x4x5"]

@@ -52,7 +52,7 @@ def measure(sizes: list[Size], where: Context) -> Iterator[Measurement]:
 
 def _forget() -> None:
     """Drop every kernel that this process has loaded."""
-    for kept in (_nvrtc._load, cuda._prepared, product._tiling, tiling.clusters):
+    for kept in (_nvrtc.launch.loaded, cuda._prepared, product._tiling, tiling.clusters):
         kept.cache_clear()
 
 

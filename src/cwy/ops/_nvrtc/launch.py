@@ -1,0 +1,207 @@
+"""Compiled functions on a GPU, and their launches on torch's current stream."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .compiler import Defines, arch, bindings, cubin, value_of
+from .structures import Structures
+
+Argument = Tensor | ctypes.Structure | int | float | None
+#: Dynamic shared memory that a kernel may take without being allowed more.
+_USUAL_SHARED_BYTES = 48 * 1024
+
+
+@functools.cache
+def _context(index: int) -> Any:
+    driver = bindings("driver")
+    return value_of(driver.cuDevicePrimaryCtxRetain(value_of(driver.cuDeviceGet(index))))
+
+
+def _make_current(index: int) -> None:
+    """Make torch's context of a GPU current in this thread.
+
+    autograd's threads have no context until a call of torch needs one.
+    """
+    value_of(bindings("driver").cuCtxSetCurrent(_context(index)))
+
+
+class Kernel:
+    """A compiled function on one GPU.
+
+    Args:
+        code: the cubin.
+        name: the name of the function.
+        shared: bytes of dynamic shared memory of a block.
+        wide: whether clusters of more than eight blocks are allowed.
+    """
+
+    def __init__(self, code: bytes, name: str, shared: int = 0, wide: bool = False) -> None:
+        driver = bindings("driver")
+        self._driver = driver
+        self._code = code
+        self._shared = shared
+        self._index = torch.cuda.current_device()
+        self._lock = threading.Lock()
+        _make_current(self._index)
+        module = value_of(driver.cuModuleLoadData(code))
+        self._function = value_of(driver.cuModuleGetFunction(module, name.encode()))
+        attribute = driver.CUfunction_attribute
+        if shared > _USUAL_SHARED_BYTES:
+            key = attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            value_of(driver.cuFuncSetAttribute(self._function, key, shared))
+        if wide:
+            key = attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+            value_of(driver.cuFuncSetAttribute(self._function, key, 1))
+
+    def _config(
+        self, grid: tuple[int, int], threads: int, cluster: int = 1, cooperative: bool = False
+    ) -> Any:
+        config = self._driver.CUlaunchConfig()
+        config.gridDimX, config.gridDimY = grid
+        config.gridDimZ = 1
+        config.blockDimX = threads
+        config.blockDimY = 1
+        config.blockDimZ = 1
+        config.sharedMemBytes = self._shared
+        attributes = []
+        if cluster > 1:
+            attribute = self._driver.CUlaunchAttribute()
+            attribute.id = self._driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+            attribute.value.clusterDim.x = cluster
+            attribute.value.clusterDim.y = 1
+            attribute.value.clusterDim.z = 1
+            attributes.append(attribute)
+        if cooperative:
+            attribute = self._driver.CUlaunchAttribute()
+            attribute.id = self._driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+            attribute.value.cooperative = 1
+            attributes.append(attribute)
+        config.attrs = attributes
+        config.numAttrs = len(attributes)
+        return config
+
+    def clusters(self, threads: int, cluster: int) -> int:
+        """Return how many clusters of so many blocks run at once on this GPU."""
+        _make_current(self._index)
+        config = self._config((cluster, 1), threads, cluster)
+        return value_of(self._driver.cuOccupancyMaxActiveClusters(self._function, config))
+
+    def blocks(self, threads: int) -> int:
+        """Return how many blocks run at once on this GPU."""
+        _make_current(self._index)
+        each = value_of(
+            self._driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(
+                self._function, threads, self._shared
+            )
+        )
+        return each * torch.cuda.get_device_properties(self._index).multi_processor_count
+
+    @functools.lru_cache(maxsize=256)  # noqa: B019 - kernels live as long as the process
+    def prepare(
+        self, grid: tuple[int, int], threads: int, cluster: int = 1, cooperative: bool = False
+    ) -> Callable[..., None]:
+        """Return a launch that needs only the arguments of the function.
+
+        It runs on torch's current stream. Tensors are passed as pointers, None as a null pointer,
+        structures by value.
+
+        Args:
+            grid: blocks along x and y.
+            threads: threads of a block.
+            cluster: blocks of a cluster.
+            cooperative: run all blocks at once, so that they may wait for each other, or fail.
+        """
+        config = self._config(grid, threads, cluster, cooperative)
+        lock = self._lock
+        index = self._index
+        function = self._function
+        enqueue = self._driver.cuLaunchKernelEx
+        lost = self._driver.CUresult.CUDA_ERROR_INVALID_CONTEXT
+
+        def launch(*args: Argument) -> None:
+            if torch._C._cuda_getDevice() != index:
+                with torch.cuda.device(index):
+                    launch(*args)
+                return
+            values = [_argument(arg) for arg in args]
+            pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
+            with lock:
+                config.hStream = torch._C._cuda_getCurrentRawStream(index)
+                (status,) = enqueue(config, function, ctypes.addressof(pointers), 0)
+                if status == lost:
+                    _make_current(index)
+                    (status,) = enqueue(config, function, ctypes.addressof(pointers), 0)
+            if status != 0:
+                raise RuntimeError(f"CUDA: {status!r}")
+
+        return launch
+
+    def __call__(
+        self,
+        grid: tuple[int, int],
+        threads: int,
+        *args: Argument,
+        cluster: int = 1,
+        cooperative: bool = False,
+    ) -> None:
+        """Launch the function, as :meth:`prepare` describes."""
+        self.prepare(grid, threads, cluster, cooperative)(*args)
+
+
+def _argument(arg: Argument) -> Any:
+    if isinstance(arg, ctypes.Structure):
+        return arg
+    if isinstance(arg, Tensor):
+        return ctypes.c_void_p(arg.data_ptr())
+    if isinstance(arg, float):
+        return ctypes.c_float(arg)
+    if arg is None:
+        return ctypes.c_void_p(0)
+    return ctypes.c_int(arg)
+
+
+@functools.cache
+def loaded(
+    path: Path,
+    name: str,
+    defines: Defines,
+    structures: Structures,
+    shared: int,
+    wide: bool,
+    index: int,
+) -> Kernel:
+    """Return a function compiled for a GPU, from this process's memory if possible."""
+    with torch.cuda.device(index):
+        code = cubin(path, defines, arch(torch.device("cuda", index)), structures)
+        return Kernel(code, name, shared, wide)
+
+
+def kernel(
+    path: Path,
+    name: str,
+    defines: dict[str, int],
+    shared: int = 0,
+    wide: bool = False,
+    structures: Structures = (),
+) -> Kernel:
+    """Return the function ``name`` of a source with these macros, for the current GPU.
+
+    Args:
+        path: the source.
+        name: the name of the function.
+        defines: its macros.
+        shared: bytes of dynamic shared memory of a block.
+        wide: whether clusters of more than eight blocks are allowed.
+        structures: what ``structures.cuh`` declares.
+    """
+    macros = tuple(sorted(defines.items()))
+    return loaded(path, name, macros, structures, shared, wide, torch.cuda.current_device())
