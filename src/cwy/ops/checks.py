@@ -1,4 +1,4 @@
-"""What every function asks of a tensor, and of signs."""
+"""Checks of tensors and of signs that every function makes."""
 
 import torch
 from torch import Tensor
@@ -17,19 +17,20 @@ def check_tensor(call: str, name: str, x: Tensor) -> None:
     """Raise unless ``x`` is a dense tensor of a dtype that the library computes in."""
     if x.is_nested:
         raise TypeError(
-            f"{call}: {name} must not be nested. Use torch.nested.to_padded_tensor, or one call for each part."
+            f"{call}: {name} must not be nested. "
+            "Use torch.nested.to_padded_tensor, or one call for each part."
         )
     if x.layout != torch.strided:
         raise TypeError(f"{call}: {name} must be dense, got {x.layout}. Use .to_dense().")
     if x.dtype not in DTYPES:
         raise TypeError(
-            f"{call}: {name} must be float16 to float64, bfloat16, complex64 or complex128, got {x.dtype}. "
-            "Convert it, e.g. with .float()."
+            f"{call}: {name} must be float16 to float64, bfloat16, complex64 or complex128, "
+            f"got {x.dtype}. Convert it, e.g. with .float()."
         )
 
 
 def wrong_sign(signs: Tensor) -> str | None:
-    """Return the first of the signs that is not ±1 (complex: not of modulus 1), as text, or None. It reads values."""
+    """Return the first sign that is not ±1 (complex: not of modulus 1), or None. It reads values."""
     if signs.is_complex():
         right = (signs.abs() - 1).abs() <= 8 * torch.finfo(signs.dtype).eps
     else:
@@ -46,8 +47,6 @@ def wrong_sign_in(state: dict[str, Tensor], prefix: str) -> str | None:
     if not isinstance(signs, Tensor) or signs.is_meta:
         return None
     wrong = wrong_sign(signs)
-    return (
-        None
-        if wrong is None
-        else f"{key} must be ±1, got {wrong}: the file is damaged, or of another model."
-    )
+    if wrong is None:
+        return None
+    return f"{key} must be ±1, got {wrong}: the file is damaged, or of another model."
