@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import cwy
-from cwy.ops.exponential import exponential
-from cwy.ops.frechet import exponential_and_slope
 from cwy.ops.skew import matrix_exp
+from cwy.ops.skew.capturable import exponential
+from cwy.ops.skew.frechet import exponential_and_slope
 
 
 def skew(*shape):

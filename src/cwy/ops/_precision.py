@@ -1,8 +1,8 @@
-"""Products and inverses that stay in full precision, whatever autocast and the TF32 flags say.
+"""Full precision for products, whatever autocast and the TF32 flags are set to.
 
-In eager mode the flags are held off around the products (:func:`full_precision`). ``torch.compile`` and
-``torch.export`` drop flags set inside a function, so there :func:`matmul`
-becomes an opaque ``torch.library`` op that holds the flags off when it runs.
+In eager mode :func:`full_precision` holds the flags off around the products. ``torch.compile`` and
+``torch.export`` drop flags set inside a function. There the products go through ops (``_linalg.py``)
+that hold the flags off when they run.
 """
 
 import functools
@@ -13,28 +13,28 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
-
-from .._torch import below_autograd, transform_is_active
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
-# Which backend's matmul flag rules the products of a device. Other devices have none.
+# The torch backend whose matmul flag controls the products of a device. Other devices have no flag.
 _OWNER = {"cuda": "cuda", "cpu": "mkldnn", "xpu": "mkldnn"}
 
 
 class _Flag:
-    """One backend's float32 flag, held at "ieee" while anybody, in any thread, is inside.
+    """Hold one backend's float32 flag at "ieee" while any thread is inside.
 
     Args:
         backend: the module with the flag.
-        full: the values that stand for full precision already.
+        full: the values that mean full precision already.
     """
 
     def __init__(self, backend: Any, full: tuple[str, ...] = ("none", "ieee")) -> None:
-        self._backend, self._full = backend, full
-        self._lock, self._inside, self._before = threading.Lock(), 0, "none"
+        self._backend = backend
+        self._full = full
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._before = "none"
 
     def __enter__(self) -> None:
         with self._lock:
@@ -51,41 +51,53 @@ class _Flag:
                 self._backend.fp32_precision = self._before
 
     def _own(self) -> str:
-        """What to put back: "full" if nothing is reduced, "none" if the value is inherited, else the value."""
+        """Return the value to restore.
+
+        It is "full" if nothing is reduced, and "none" if the value is inherited.
+        """
         value = self._backend.fp32_precision
         if value in self._full:
             return "full"
-        # The getter resolves inheritance; written back, an inherited value would outlast the setting it came from.
+        # The getter resolves inheritance. An inherited value that is written back would outlast
+        # the setting it came from.
         self._backend.fp32_precision = "none"
-        return "none" if self._backend.fp32_precision == value else value
+        if self._backend.fp32_precision == value:
+            return "none"
+        return value
 
 
 _FLAGS = {owner: _Flag(getattr(torch.backends, owner).matmul) for owner in set(_OWNER.values())}
 
-#: cuDNN's recurrent networks, where no setting means TF32.
+#: cuDNN's recurrent networks, which use TF32 unless the flag is set.
 CUDNN_RNN = _Flag(torch.backends.cudnn.rnn, full=("ieee",))
 
 
 def of_convolutions() -> str:
-    """How cuDNN's convolutions of float32 numbers may compute: "tf32", which is torch's default, or else in full."""
+    """Return the float32 precision of cuDNN's convolutions. "tf32" is torch's default."""
     return torch.backends.cudnn.conv.fp32_precision  # pyrefly: ignore
 
 
 def full_precision(device: str) -> AbstractContextManager[None]:
-    """Holds off autocast and reduced-precision products on a device type. Eager mode only."""
-    casting = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
-    flag = _FLAGS[_OWNER[device]] if device in _OWNER else nullcontext()
-    return _uncast(device, flag) if casting else flag
+    """Hold off autocast and reduced-precision products on a device type. Eager mode only."""
+    flag = nullcontext()
+    if device in _OWNER:
+        flag = _FLAGS[_OWNER[device]]
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        return _without_autocast(device, flag)
+    return flag
 
 
 @contextmanager
-def _uncast(device: str, flag: AbstractContextManager[None]) -> Iterator[None]:
+def _without_autocast(device: str, flag: AbstractContextManager[None]) -> Iterator[None]:
     with torch.autocast(device, enabled=False), flag:
         yield
 
 
 def in_full_precision(fn: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Runs ``fn`` under :func:`full_precision` of its first tensor's device; under a compiler, as it is."""
+    """Run ``fn`` under :func:`full_precision` of its first tensor's device.
+
+    Under a compiler ``fn`` runs as it is.
+    """
 
     @functools.wraps(fn)
     def wrapped(*args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -98,72 +110,10 @@ def in_full_precision(fn: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 def _device(args: tuple[Any, ...]) -> str:
-    """The type of the first tensor's device."""
+    """Return the type of the first tensor's device. A tuple that begins with a tensor has one."""
     for arg in args:
+        if isinstance(arg, tuple) and arg:
+            arg = arg[0]
         if isinstance(arg, Tensor):
             return arg.device.type
     raise TypeError("in_full_precision: expected a tensor among the arguments.")
-
-
-def opaque() -> bool:
-    """Whether to use an opaque op: under a compiler, but not under a transform, which sees through ATen ops alone."""
-    return torch.compiler.is_compiling() and not transform_is_active()
-
-
-# torch.library.custom_op would drop forward-mode tangents without a word, so the autograd kernels are ours.
-_library = torch.library.Library("cwy", "FRAGMENT")
-
-
-def define(
-    schema: str, compute: Callable, fake: Callable, autograd: Callable | None = None
-) -> Callable[..., Any]:
-    """Registers ``cwy::name``: a kernel for every device, a fake one for compilers, and its derivatives, if it has any."""
-    name = schema.split("(")[0]
-    _library.define(schema, tags=torch.Tag.pt2_compliant_tag)
-    _library.impl(name, in_full_precision(compute), "CompositeExplicitAutograd")
-    if autograd is not None:
-        _library.impl(name, autograd, "Autograd")
-    torch.library.register_fake(f"cwy::{name}", fake, lib=_library)
-    return getattr(torch.ops.cwy, name)
-
-
-def matmul(a: Tensor, b: Tensor) -> Tensor:
-    """``a @ b`` for equal batch dimensions; under a compiler, the op ``cwy::matmul``."""
-    return matmul_op(a, b) if opaque() else torch.matmul(a, b)
-
-
-def product(a: Tensor, b: Tensor) -> Tensor:
-    """Return ``a @ b`` for equal batch dimensions in a backward pass.
-
-    A backward pass that autograd records is differentiated outside of :func:`full_precision`. The op holds it there, too.
-    """
-    recorded = torch.is_grad_enabled() and not transform_is_active()
-    return matmul_op(a, b) if recorded else a @ b
-
-
-class _Matmul(Function):
-    @staticmethod
-    def forward(ctx, a, b):
-        ctx.save_for_backward(a, b)
-        ctx.save_for_forward(a, b)
-        with below_autograd():
-            return torch.ops.cwy.matmul(a, b)
-
-    @staticmethod
-    def backward(ctx, grad):
-        a, b = ctx.saved_tensors
-        need_a, need_b = ctx.needs_input_grad
-        return matmul_op(grad, b.mH) if need_a else None, matmul_op(a.mH, grad) if need_b else None
-
-    @staticmethod
-    def jvp(ctx, da, db):
-        a, b = ctx.saved_tensors
-        return matmul_op(da, b) + matmul_op(a, db)
-
-
-matmul_op = define(
-    "matmul(Tensor a, Tensor b) -> Tensor",
-    lambda a, b: torch.matmul(a, b).contiguous(),
-    lambda a, b: a.new_empty((*a.shape[:-1], b.shape[-1])),
-    lambda a, b: _Matmul.apply(a, b),
-)

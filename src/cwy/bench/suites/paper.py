@@ -27,9 +27,9 @@ from ...api import orthogonality_error
 from ...manifolds import stiefel
 from ...ops import dispatch
 from ...ops._linalg import double
-from ...ops.exponential import exponential
 from ...ops.recurrence.functions import Request, factors_are_cheaper
 from ...ops.skew import cayley
+from ...ops.skew.capturable import exponential
 from ...parametrizations import OrthogonalMap
 from ...registry import Method
 from ..harness.entry import Case, Entry, gaussian

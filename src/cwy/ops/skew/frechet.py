@@ -1,7 +1,8 @@
-r"""The matrix exponential and its derivative, to rounding: scaling and squaring with as few products as the norm allows.
+r"""The matrix exponential and its derivative to rounding, by scaling and squaring.
 
-The derivative $L(A, dA)$ carries a slope along with each product, $d(XY) = dX\,Y + X\,dY$: three products for one, where an
-exponential of twice the size would take eight.
+As few products are used as the norm allows. The derivative $L(A, dA)$ carries a slope along with
+each product, $d(XY) = dX\,Y + X\,dY$. This takes three products for one. An exponential of twice the
+size would take eight.
 """
 
 from __future__ import annotations
@@ -12,9 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ._linalg import widen
-from .exponential import RADIUS, exponential, most_squarings
-from .wy.blocked import doubles, plus_
+from .._linalg import add_product_, has_fast_double, widen
+from .capturable import RADIUS, exponential, most_squarings
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,13 @@ class Pair:
         value = self.value @ other.value
         if self.slope is None or other.slope is None:
             return Pair(value)
-        return Pair(value, plus_(self.slope @ other.value, self.value, other.slope))
+        return Pair(value, add_product_(self.slope @ other.value, self.value, other.slope))
 
     def __mul__(self, factor: float | Tensor) -> Pair:
-        slope = None if self.slope is None else self.slope * factor
-        return Pair(self.value * factor, slope)
+        value = self.value * factor
+        if self.slope is None:
+            return Pair(value)
+        return Pair(value, self.slope * factor)
 
     def add_(self, other: Pair, factor: float) -> None:
         """Add ``factor`` times the other in place."""
@@ -41,7 +43,7 @@ class Pair:
             self.slope.add_(other.slope, alpha=factor)
 
     def where(self, condition: Tensor, other: Pair) -> Pair:
-        """Return this pair for the matrices of a batch where the condition holds, and the other elsewhere."""
+        """Return this pair for the matrices of a batch where the condition holds, else the other."""
         value = torch.where(condition, self.value, other.value)
         if self.slope is None or other.slope is None:
             return Pair(value)
@@ -50,7 +52,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Polynomial:
-    """Taylor's polynomial of a degree, by powers up to the ``step``-th and Horner's rule in that power."""
+    """Taylor's polynomial of a degree, by powers up to the ``step``-th and Horner's rule in it."""
 
     degree: int
     step: int
@@ -60,7 +62,7 @@ class Polynomial:
         return self.step - 1 + self.degree // self.step - 1
 
     def radius(self, tolerance: float) -> float:
-        """Return the norm up to which it is the exponential of a matrix that is off by the tolerance, relative to its norm."""
+        """Return the norm up to which the relative backward error is at most the tolerance."""
         return (tolerance * math.factorial(self.degree + 1)) ** (1 / self.degree)
 
 
@@ -75,14 +77,19 @@ POLYNOMIALS = [
 
 
 def largest_norm(dtype: torch.dtype) -> float:
-    """Return the norm from which rounding, which squaring adds up, takes more than half of the digits."""
+    """Return the norm from which the rounding of all squarings takes over half of the digits."""
     return torch.finfo(dtype).eps ** -0.5
 
 
 def widened(a: Tensor) -> Tensor:
-    """Return ``a`` in float64 (complex128) where that costs no more than a few times float32."""
-    fast = doubles(a.get_device()) if a.is_cuda else a.device.type == "cpu"
-    return widen(a) if fast else a
+    """Return ``a`` in float64 (complex128) where that costs at most a few times float32."""
+    if a.is_cuda:
+        fast = has_fast_double(a.get_device())
+    else:
+        fast = a.device.type == "cpu"
+    if fast:
+        return widen(a)
+    return a
 
 
 def exponential_and_slope(a: Tensor, da: Tensor | None, tolerance: float, waiting: bool) -> Pair:
@@ -90,20 +97,31 @@ def exponential_and_slope(a: Tensor, da: Tensor | None, tolerance: float, waitin
 
     Args:
         a, da: ``(N, N)`` or ``(B, N, N)``.
-        tolerance: what the polynomial may leave out of the result.
-        waiting: whether the host may read norms. Otherwise the polynomial is the largest, and needless squarings are dropped.
+        tolerance: the error that the polynomial may leave in the result.
+        waiting: whether the host may read norms. Otherwise the polynomial is the largest one, and
+            surplus squarings are discarded.
 
     Raises:
-        ValueError: if the norm is so large that rounding spoils the result. Without waiting it is NaN.
+        ValueError: if the norm is so large that rounding spoils the result. Without waiting the
+            result is NaN.
     """
     pair = Pair(a, da)
     if a.numel() == 0:
         return pair * 1
     norm = torch.linalg.matrix_norm(a, 1)
-    limit = largest_norm(a.dtype)
-    if not waiting:
-        result = Pair(exponential(a)) if da is None else _without_waiting(pair, norm)
-        return result.where((norm <= limit)[..., None, None], result * math.nan)
+    if waiting:
+        return _by_norm(pair, norm, tolerance)
+    if da is None:
+        result = Pair(exponential(a))
+    else:
+        result = _without_waiting(pair, norm)
+    fits = norm <= largest_norm(a.dtype)
+    return result.where(fits[..., None, None], result * math.nan)
+
+
+def _by_norm(pair: Pair, norm: Tensor, tolerance: float) -> Pair:
+    """Return the exponential by the polynomial and the squarings that need the fewest products."""
+    limit = largest_norm(pair.value.dtype)
     largest = norm.max().item()
     for few in POLYNOMIALS[:2]:
         if largest <= few.radius(tolerance):
@@ -114,7 +132,8 @@ def exponential_and_slope(a: Tensor, da: Tensor | None, tolerance: float, waitin
         raise _too_large(largest, limit)
     powers = [pair, pair @ pair]
     powers.append(powers[1] @ pair)
-    # Powers bound the terms of the series better than the norm does: for a normal matrix they come near its largest eigenvalue.
+    # Powers bound the terms of the series better than the norm does. For a normal matrix they come
+    # near its largest eigenvalue.
     norms = [
         torch.linalg.matrix_norm(power.value, 1) ** (1 / k) for k, power in enumerate(powers[1:], 2)
     ]
@@ -122,7 +141,7 @@ def exponential_and_slope(a: Tensor, da: Tensor | None, tolerance: float, waitin
     largest = norm.max().item()
     if not largest <= limit:
         raise _too_large(largest, limit)
-    tolerance = max(tolerance / max(1, largest), torch.finfo(a.dtype).eps / 4)
+    tolerance = max(tolerance / max(1, largest), torch.finfo(pair.value.dtype).eps / 4)
     best = min(
         POLYNOMIALS[2:], key=lambda p: p.products + _squarings(largest / p.radius(tolerance))
     )
@@ -136,7 +155,9 @@ def exponential_and_slope(a: Tensor, da: Tensor | None, tolerance: float, waitin
     alike = squarings.min().item() == most
     for k in range(most):
         square = result @ result
-        result = square if alike else square.where(squarings > k, result)
+        if not alike:
+            square = square.where(squarings > k, result)
+        result = square
     return result
 
 
@@ -152,7 +173,7 @@ def _squarings(ratio: float) -> int:
 
 
 def _without_waiting(pair: Pair, norm: Tensor) -> Pair:
-    """As :func:`.exponential.exponential`, with the slope."""
+    """Return the same as :func:`.capturable.exponential`, with the slope."""
     squarings = (norm / RADIUS).clamp(min=1).log2().ceil()[..., None, None]
     scaled = pair * torch.exp2(-squarings)
     square = scaled @ scaled
