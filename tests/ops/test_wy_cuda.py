@@ -1,14 +1,18 @@
 """The kernels of the op: every variant against float64, on hard vectors and odd sizes, and compiled without a GPU."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from cwy.ops import _nvrtc, cwy_matrix, cwy_multiply, tcwy_matrix, wy_factors
-from cwy.ops.wy import cuda, fused
+from cwy.ops.wy import blocked, cooperative, cuda, fused, split_fp16, tiers
 from cwy.testing import assert_as_close
 from tests.families import FAMILIES, departure, vectors
 
 gpu = pytest.mark.gpu
+ROOM = Path(tiers.__file__).parent
+ROOT = Path(__file__).parents[2]
 EPS = torch.finfo(torch.float32).eps
 SMALL = [
     (1, 1), (7, 3), (7, 7), (7, 12), (33, 33), (64, 64), (64, 65), (65, 64), (100, 512), (190, 190), (256, 100), (256, 256),
@@ -340,43 +344,90 @@ def test_nan_spreads():
         assert cwy_matrix(v, backend="cuda").isnan().any()
 
 
+def compiled(path, macros, arch, structures=()):
+    return len(_nvrtc.cubin(path, tuple(sorted(macros.items())), arch, structures))
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(_nvrtc.why_not() is not None, reason="the compiler is not installed")
 def test_every_kernel_compiles_without_a_gpu(tmp_path, monkeypatch):
     monkeypatch.setenv("CWY_CACHE", str(tmp_path))
-    kinds = (fused.NARROW, fused.WIDE, fused.TRUNCATED, fused.ENDING, fused.FACTORS)
-    variants = [("blocks.cu", ()), ("halves.cu", ())]
-    for many in (), (("MANY", 1),):
-        variants += [
-            ("forward.cu", many),
-            *(("backward.cu", (("KIND", kind), *many)) for kind in kinds),
-        ]
-    for index, (source, macros) in enumerate(variants):
+    variants = [(blocked.INVERT_BLOCKS, cooperative.FEW_TILES)]
+    for tiles in (cooperative.FEW_TILES, cooperative.MANY_TILES):
+        variants += [(source, tiles) for source in (fused.FORWARD, *fused.BACKWARD.values())]
+    for index, (source, tiles) in enumerate(variants):
+        macros = cooperative.MACROS | tiles.macros | source.macros
         for arch in ("sm_80", "sm_90a", ("sm_100a", "sm_120a")[index % 2]):  # the last two in turn
-            assert (
-                len(_nvrtc.cubin(fused.KERNELS / source, (*fused.MACROS.items(), *macros), arch))
-                > 1000
-            )
+            path = cooperative.KERNELS / source.file
+            assert compiled(path, macros, arch, (source.structure,)) > 1000
+    path = cooperative.KERNELS / "split_fp16.cu"
+    for arch in ("sm_80", "sm_90a", "sm_100a", "sm_120a"):
+        assert compiled(path, split_fp16.MACROS, arch) > 1000
 
 
-@pytest.mark.parametrize(
-    ("inside", "outside"),
-    [
-        ((512, 512), (513, 513)),
-        ((2048, 128), (2049, 127)),
-        ((2048, 128), (2048, 129)),
-        ((1024, 256), (1024, 257)),
-        ((11, 600, 1), (12, 600, 1)),
-        ((16, 512, 512), (16, 513, 512)),
-    ],
-)
+SMALL_TIERS = [
+    ((512, 512), (513, 513)),
+    ((2048, 128), (2049, 127)),
+    ((2048, 128), (2048, 129)),
+    ((1024, 256), (1024, 257)),
+    ((11, 600, 1), (12, 600, 1)),
+    ((16, 512, 512), (16, 513, 512)),
+]
+
+
+@pytest.mark.parametrize(("inside", "outside"), SMALL_TIERS)
 def test_where_one_launch_ends(inside, outside):
-    small = lambda shape: cuda._small(torch.empty(shape, device="meta"))
+    small = lambda shape: tiers.choose(torch.empty(shape, device="meta")) is tiers.SMALL
     assert (small(inside), small(outside)) == (True, False)
 
 
+@pytest.mark.parametrize(
+    ("shape", "tier"),
+    [
+        ((513, 512), tiers.LARGE),
+        ((600, 257), tiers.LARGE),
+        ((2047, 256), tiers.THIN),
+        ((4088, 256), tiers.THIN),
+        ((4096, 256), tiers.THIN_LONG),
+        ((4096, 257), tiers.LARGE),
+        ((4100, 128), tiers.THIN),
+        ((3, 4096, 128), tiers.THIN),
+        ((2048, 2040), tiers.LARGE),
+        ((2048, 2048), tiers.LARGEST),
+        ((2048, 2056), tiers.LARGE),
+        ((2056, 2056), tiers.LARGEST),
+        ((2057, 2056), tiers.LARGE),
+        ((2, 2048, 2048), tiers.LARGE),
+        ((4096, 1024), tiers.LARGEST),
+    ],
+)
+def test_which_way_serves_a_large_size(shape, tier, monkeypatch):
+    monkeypatch.setattr(tiers, "has_fast_double", lambda device: True)
+    v = torch.empty(shape, device="meta")
+    assert tiers.choose(v) == tier
+    monkeypatch.setattr(tiers, "has_fast_double", lambda device: False)
+    assert tiers.Way.SPLIT_FP16 not in tiers.choose(v)
+    assert tiers.is_slow(v) == (v.numel() * v.shape[-1] > 2**26)
+
+
+def test_the_readme_has_the_table_of_tiers():
+    """Every tuned constant, what it decides, and a record that exists."""
+    table = [
+        [cell.strip(" `") for cell in line.strip("|\n").split("|")]
+        for line in (ROOM / "README.md").read_text(encoding="utf-8").splitlines()
+        if line.startswith("| `")
+    ]
+    constants = {constant["constant"]: constant for constant in tiers.rows()}
+    shown = [row for row in table if row[0] in constants]
+    assert shown == [[str(value) for value in row.values()] for row in constants.values()]
+    for row in constants.values():
+        assert getattr(tiers, row["constant"]) == row["value"]
+        assert row["way"] in (*(way.value for way in tiers.Way), "all")
+        assert row["record"] == "none kept" or (ROOT / row["record"]).is_file()
+
+
 def test_why_it_does_not_serve(monkeypatch):
-    monkeypatch.setattr(_nvrtc, "INSTALLED", False)
+    monkeypatch.setattr(_nvrtc.compiler, "INSTALLED", False)
     reason = cuda.why_not(torch.zeros(0, 3, dtype=torch.float64))
     for words in ("v is on cpu", "pip install 'cwy[cuda]'", "float64", "v is empty"):
         assert words in reason

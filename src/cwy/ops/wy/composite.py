@@ -1,29 +1,30 @@
-"""The op in ATen operations alone: what compilers, forward-mode AD, ``vmap`` and double backward see."""
+"""The op in ATen operations only, for compilers, forward-mode AD, ``vmap`` and double backward."""
 
 import torch
 from torch import Tensor
 
-from .._linalg import inverse, widen_if_cheap
-from .._precision import in_full_precision, matmul
+from .._linalg import inverse, matmul, widen_if_cheap
+from .._precision import in_full_precision
 
 
 def largest_reciprocal(dtype: torch.dtype) -> float:
-    """Return the bound of reciprocal norms in gradients, a power of two. A shorter vector has the gradient of one at the bound.
+    """Return the bound of reciprocal norms in gradients, a power of two.
 
-    Reciprocals of denormal norms are infinite. The bound leaves 16 powers of two for what they multiply.
+    Reciprocals of denormal norms are infinite. The bound leaves 16 powers of two for their products.
     """
     return 2.0**-16 / torch.finfo(dtype).tiny
 
 
-def normalise(v: Tensor) -> tuple[Tensor, Tensor]:
-    r"""Unit columns $u_i = v_i/\lVert v_i\rVert$ and $1/\lVert v_i\rVert$; both 0 for a zero column.
+def normalize(v: Tensor) -> tuple[Tensor, Tensor]:
+    r"""Return unit columns $u_i = v_i/\lVert v_i\rVert$ and $1/\lVert v_i\rVert$, 0 for a zero column.
 
-    Each column is first scaled by a power of two, so that entries of 1e-30 and 1e30 neither vanish nor overflow.
+    Each column is first scaled by a power of two, so that entries of 1e-30 and 1e30 neither vanish
+    nor overflow.
     """
     if v.shape[-2] == 0:
         return v, v.real.new_zeros((*v.shape[:-2], 1, v.shape[-1]))
     largest = v.detach().abs().amax(-2, keepdim=True)
-    # Denormal entries are lifted first: their power of two is no number.
+    # Denormal entries are lifted first, because their power of two overflows.
     lift = torch.where(largest < 1, 2.0**64, 1.0)
     lifted = torch.where(largest > 0, largest, 1) * lift
     # mantissa / value is exactly the power of two that brings the value into [0.5, 1).
@@ -35,7 +36,7 @@ def normalise(v: Tensor) -> tuple[Tensor, Tensor]:
         return w * reciprocal, (lift * power * reciprocal).clamp(max=most)
     w = v.detach() * lift * power
     scale = torch.minimum(lift * power, most / _reciprocal_norm(w))
-    # The value is that of w, the derivative that of v * scale, in which the reciprocal norm has its bound.
+    # The value is that of w. The derivative is that of v * scale, whose reciprocal norm is bounded.
     slope = v * scale
     w = w + (slope - slope.detach())
     reciprocal = _reciprocal_norm(w)
@@ -43,29 +44,32 @@ def normalise(v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _reciprocal_norm(w: Tensor) -> Tensor:
-    r"""$1/\lVert w_i\rVert$ of columns that need no scale: 0 for a zero column."""
-    square = (
-        (w * w.conj()).real.sum(-2, keepdim=True)
-        if w.is_complex()
-        else (w * w).sum(-2, keepdim=True)
-    )
+    r"""Return $1/\lVert w_i\rVert$ of scaled columns, 0 for a zero column."""
+    if w.is_complex():
+        square = (w * w.conj()).real.sum(-2, keepdim=True)
+    else:
+        square = (w * w).sum(-2, keepdim=True)
     zero = square == 0
     return torch.where(zero, 0, torch.where(zero, 1, square).rsqrt())
 
 
 def s_matrix(u: Tensor) -> Tensor:
-    r"""$S = \mathrm{striu}(U^H U) + \tfrac12\mathrm{diag}(\lVert u_i\rVert^2)$, in float64 where that is cheap."""
+    r"""Compute $S = \mathrm{striu}(U^H U) + \tfrac12\mathrm{diag}(\lVert u_i\rVert^2)$.
+
+    It is in float64 where that is cheap.
+    """
     u = widen_if_cheap(u)
     return s_from(matmul(u.mH, u))
 
 
 def s_from(gram: Tensor) -> Tensor:
-    r"""S from $U^H U$ on and above its diagonal, with ½ for a zero column.
+    r"""Return S from the upper triangle of $U^H U$, with ½ for a zero column.
 
-    The diagonal is that of the U actually used, not a literal ½: this keeps Q orthogonal for any rounding of U.
+    The diagonal is that of the U actually used, not a literal ½. This keeps Q orthogonal for any
+    rounding of U.
     """
     square = gram.diagonal(dim1=-2, dim2=-1)
-    # Not diagonal_scatter: of complex numbers, Inductor (torch 2.13) writes the diagonal after S was read.
+    # With diagonal_scatter Inductor (torch 2.13) writes a complex diagonal after S was read.
     return gram.triu(1) + torch.diag_embed(torch.where(square == 0, 1, square) / 2)
 
 
@@ -75,22 +79,29 @@ def _eye_like(q: Tensor) -> Tensor:
 
 @in_full_precision
 def wy_factors(v: Tensor) -> tuple[Tensor, Tensor]:
-    u, _ = normalise(v)
+    u, _ = normalize(v)
     return u, inverse(s_matrix(u)).to(u.dtype)
 
 
 @in_full_precision
-def cwy_matrix(v: Tensor) -> Tensor:
+def cwy_matrix(v: Tensor, signs: Tensor | None = None) -> Tensor:
     u, t = wy_factors(v)
     product = matmul(matmul(u, t), u.mH)
-    return _eye_like(product) - product
+    return sign_columns(_eye_like(product) - product, signs)
 
 
 @in_full_precision
-def tcwy_matrix(v: Tensor) -> Tensor:
+def tcwy_matrix(v: Tensor, signs: Tensor | None = None) -> Tensor:
     u, t = wy_factors(v)
     product = matmul(u, matmul(t, u[..., : u.shape[-1], :].mH))
-    return _eye_like(product) - product
+    return sign_columns(_eye_like(product) - product, signs)
+
+
+def sign_columns(q: Tensor, signs: Tensor | None) -> Tensor:
+    """Return q with its columns times signs, if there are any."""
+    if signs is None:
+        return q
+    return q * signs.unsqueeze(-2)
 
 
 @in_full_precision
@@ -101,6 +112,9 @@ def cwy_multiply(v: Tensor, x: Tensor, adjoint: bool) -> Tensor:
 
 @in_full_precision
 def multiply_by_factors(u: Tensor, t: Tensor, x: Tensor, adjoint: bool) -> Tensor:
-    """Rows of ``x (*, R, N)`` mapped by ``Q`` (or its adjoint) given as factors."""
-    c = matmul(matmul(x, u.conj()), t.conj() if adjoint else t.mT)
+    """Map the rows of ``x (*, R, N)`` by Q (or its adjoint), given as factors."""
+    right = t.mT
+    if adjoint:
+        right = t.conj()
+    c = matmul(matmul(x, u.conj()), right)
     return x - matmul(c, u.mT)

@@ -1,13 +1,13 @@
-"""The op by kernels, float32 on an NVIDIA GPU: a few launches from vectors to Q, and from its gradient to theirs.
+"""The op by kernels, in float32 on an NVIDIA GPU: a few launches each way.
 
-Small and thin problems run in one launch (:mod:`.fused`), large ones by products (:mod:`.blocked`, :mod:`.halves`). A second
-derivative is :mod:`.autograd`'s.
+:mod:`.tiers` chooses among three ways by size: :mod:`.fused`, :mod:`.blocked` and
+:mod:`.split_fp16`. A second derivative is computed by :mod:`.analytic`.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,24 +15,26 @@ from torch.autograd import Function
 
 from ..._torch import dispatch_mode_count, has_storage
 from .. import _nvrtc
+from .._linalg import add_product_
 from .._precision import in_full_precision
-from ..dispatch import why_only_aten
-from . import autograd, blocked, fused, halves
-from .blocked import eye_minus, plus_, signed_
+from ..dispatch import why_only_aten, why_only_autograd
+from . import analytic, blocked, fused, split_fp16, tiers
+from .analytic import FactorGradients, MultiplyGradients, Saved
+from .blocked import sign_rows_
+from .composite import sign_columns
+from .fused import Factors
+from .tiers import Tier, Way
 
-SMALL, THIN = 512, 256  # the most of N and L, and of L alone, for one launch
-ENTRIES, FORMED = (
-    2**18,
-    2**22,
-)  # the most entries of v, and of Q, for one launch that forms a thin one's Q, too
-WORK = 2**26  # products in float64 that a GPU without fast ones does in the time of some launches
+_PRODUCTS = {Way.BLOCKED: blocked, Way.SPLIT_FP16: split_fp16}
+_NO_GRADIENTS = FactorGradients(None, None)
 
 
 def why_not(*tensors: Tensor) -> str | None:
-    """Why the kernels can't serve, or None if they can."""
+    """Return the reasons why the kernels can't serve, or None."""
     if traced := why_only_aten(*tensors):
         return traced
-    v, reasons = tensors[0], []
+    v = tensors[0]
+    reasons = []
     if not v.is_cuda:
         reasons.append(f"v is on {v.device.type}")
     elif not _capable(v.get_device()):
@@ -54,9 +56,9 @@ def why_not(*tensors: Tensor) -> str | None:
 
 
 def why_pass(*tensors: Tensor) -> str | None:
-    """Why another is the better choice: much work in float64, on a GPU that has little of it."""
+    """Return the reason why another backend is the better choice, or None."""
     v = tensors[0]
-    if v.is_cuda and v.numel() * v.shape[-1] > WORK and not blocked.doubles(v.get_device()):
+    if v.is_cuda and tiers.is_slow(v):
         return "it adds up in float64, which is slow on this GPU"
     return None
 
@@ -66,35 +68,27 @@ def _capable(device: int) -> bool:
     return not torch.version.hip and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
-def _small(v: Tensor) -> bool:
-    n, size = v.shape[-2:]
-    return max(n, size) <= SMALL or (
-        size <= THIN and v.numel() <= ENTRIES and v.numel() // size * n <= FORMED
-    )
+def _needs_aten(z: Tensor | None, given: FactorGradients = _NO_GRADIENTS) -> bool:
+    """Return whether ATen ops must compute the backward pass.
+
+    They do if it is differentiated again, if the factors were used, or if there are many z.
+    """
+    if z is None or given.u is not None or given.t is not None:
+        return True
+    return torch.is_grad_enabled() or why_not(z) is not None
 
 
-def _thin(v: Tensor) -> bool:
-    return v.shape[-1] <= THIN or _small(v)
+def _signed(x: Tensor | None, signs: Tensor | None) -> Tensor | None:
+    """Return a gradient, if there is one, with its columns times signs."""
+    if x is None:
+        return None
+    return sign_columns(x, signs)
 
 
-def _beyond(z: Tensor | None, gu: Tensor | None = None, gt: Tensor | None = None) -> bool:
-    """Whether a backward must be of ATen ops: to be differentiated again, or if factors were used, or for many z."""
-    return (
-        z is None
-        or gu is not None
-        or gt is not None
-        or torch.is_grad_enabled()
-        or why_not(z) is not None
-    )
-
-
-def _signed(x: Any, signs: Tensor | None) -> Any:
-    """x, if there is one, with its columns times signs."""
-    return x if x is None or signs is None else x * signs.unsqueeze(-2)
-
-
-def _factors(v: Tensor) -> tuple[Tensor, ...]:
-    return fused.forward(v, "factors") if _thin(v) else _large_factors(v)
+def _factors(v: Tensor) -> Factors:
+    if tiers.choose(v).factors is Way.FUSED:
+        return fused.factors(v)
+    return _large_factors(v)
 
 
 _large_factors = in_full_precision(blocked.factors)
@@ -110,10 +104,13 @@ class _Factors(Function):
 
     @staticmethod
     def backward(ctx, gu, gt):
-        v, u, t, reciprocal = ctx.saved_tensors
-        if not _thin(u) or _beyond(gt) or (gu is not None and why_not(gu) is not None):
-            return autograd._factors_backward(v, u, t, reciprocal, gu, gt)
-        return fused.backward(fused.FACTORS, u, t, reciprocal, given=(None, gu, gt))
+        saved = Saved(*ctx.saved_tensors)
+        fuses = tiers.choose(saved.u).factors is Way.FUSED and not _needs_aten(gt)
+        if fuses and gu is not None:
+            fuses = why_not(gu) is None
+        if not fuses:
+            return analytic.factors_backward(saved, FactorGradients(gu, gt))
+        return fused.factors_gradient(saved.u, saved.t, saved.reciprocal, gu, gt)
 
 
 class _Wide(Function):
@@ -121,33 +118,37 @@ class _Wide(Function):
 
     @staticmethod
     def forward(ctx, v, signs):
-        u, y, reciprocal, q = (
-            fused.forward(v, "matrix", signs=signs) if _small(v) else _large_wide(v, signs)
-        )
+        tier = tiers.choose(v)
+        if tier.matrix is Way.FUSED:
+            u, y, reciprocal, q = fused.forward(v, "matrix", signs)
+        else:
+            u, _, reciprocal, q, y = _large_matrix(v, signs, tier)
         ctx.save_for_backward(v, u, y, reciprocal, q, signs)
         return q
 
     @staticmethod
     def backward(ctx, z):
         v, u, y, reciprocal, q, signs = ctx.saved_tensors
-        if _beyond(z):
+        if _needs_aten(z):
             u, t = _Factors.apply(v)
-            return autograd._matrix_backward(
-                v, u, t, reciprocal, _signed(q, signs), _signed(z, signs), None, None
-            ), None
-        if _small(u):
-            return fused.backward(fused.WIDE, u, y, reciprocal, z, q, signs=signs), None
-        return _large_wide_gradient(u, y, reciprocal, q, z, signs), None
+            saved = Saved(v, u, t, reciprocal)
+            q = sign_columns(q, signs)
+            return analytic.matrix_backward(saved, q, _signed(z, signs), _NO_GRADIENTS), None
+        way = tiers.choose(u).gradient
+        if way is Way.FUSED:
+            return fused.wide_gradient(u, y, reciprocal, q, z, signs), None
+        return _large_wide_gradient(u, y, reciprocal, q, z, signs, way=way), None
 
 
 class _Matrix(Function):
     @staticmethod
     def forward(ctx, v, signs):
-        u, t, reciprocal, q, y = (
-            (*fused.forward(v, "matrix", signs=signs), None)
-            if _small(v)
-            else _large_matrix(v, signs)
-        )
+        tier = tiers.choose(v)
+        y = None
+        if tier.matrix is Way.FUSED:
+            u, t, reciprocal, q = fused.forward(v, "matrix", signs)
+        else:
+            u, t, reciprocal, q, y = _large_matrix(v, signs, tier)
         ctx.save_for_backward(v, u, t, reciprocal, y, signs)
         ctx.set_materialize_grads(False)
         return q, u, t
@@ -155,85 +156,104 @@ class _Matrix(Function):
     @staticmethod
     def backward(ctx, z, gu, gt):
         v, u, t, reciprocal, y, signs = ctx.saved_tensors
-        if _beyond(z, gu, gt):
-            return autograd._matrix_backward(
-                v, u, t, reciprocal, None, _signed(z, signs), gu, gt
-            ), None
-        if _small(u):
-            return fused.backward(fused.NARROW, u, t, reciprocal, z, signs=signs), None
-        return _large_gradient(u, t, reciprocal, y, z, signs), None
+        given = FactorGradients(gu, gt)
+        if _needs_aten(z, given):
+            saved = Saved(v, u, t, reciprocal)
+            return analytic.matrix_backward(saved, None, _signed(z, signs), given), None
+        tier = tiers.choose(u)
+        if tier.gradient is Way.FUSED:
+            return fused.narrow_gradient(u, t, reciprocal, z, signs), None
+        return _large_narrow_gradient(u, t, reciprocal, y, z, signs, tier=tier), None
+
+
+class _Large(NamedTuple):
+    """A large matrix q, its columns times signs, and y, its rows times signs, with the factors."""
+
+    u: Tensor
+    t: Tensor
+    reciprocal: Tensor
+    q: Tensor
+    y: Tensor
 
 
 @in_full_precision
-def _large_matrix(v: Tensor, signs: Tensor | None) -> tuple[Tensor, ...]:
-    """u, t, the reciprocal norms, and Q and Y times signs: the columns of one, the rows of the other."""
-    if not _thin(v):
-        u, t, reciprocal = blocked.factors(v)
-        return u, t, reciprocal, *(halves if halves.serves(v) else blocked).matrix(u, t, signs)
-    u, t, reciprocal, y = fused.forward(v, "y")
-    y, diagonal = signed_(y, signs), 1 if signs is None else signs
-    return (
-        u,
-        t,
-        reciprocal,
-        halves.eye_minus(u, y, diagonal) if halves.serves_thin(u) else eye_minus(u, y.mT, diagonal),
-        y,
-    )
-
-
-def _large_wide(v: Tensor, signs: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    u, _, reciprocal, q, y = _large_matrix(v, signs)
-    return u, y, reciprocal, q
+def _large_matrix(v: Tensor, signs: Tensor | None, tier: Tier) -> _Large:
+    products = _PRODUCTS[tier.matrix]
+    if tier.factors is Way.FUSED:
+        formed = fused.forward(v, "y")
+        y = sign_rows_(formed.result, signs)
+        q = products.matrix_from_y(formed.u, y, signs)
+        return _Large(formed.u, formed.factor, formed.reciprocal, q, y)
+    factors = blocked.factors(v)
+    q, y = products.matrix(factors.u, factors.t, signs)
+    return _Large(factors.u, factors.t, factors.reciprocal, q, y)
 
 
 @in_full_precision
 def _large_wide_gradient(
-    u: Tensor, y: Tensor, reciprocal: Tensor, q: Tensor, z: Tensor, signs: Tensor | None
+    u: Tensor,
+    y: Tensor,
+    reciprocal: Tensor,
+    q: Tensor,
+    z: Tensor,
+    signs: Tensor | None,
+    *,
+    way: Way,
 ) -> Tensor:
-    return (halves if halves.serves(u) else blocked).wide_gradient(u, y, reciprocal, q, z, signs)
+    return _PRODUCTS[way].wide_gradient(u, y, reciprocal, q, z, signs)
 
 
 @in_full_precision
-def _large_gradient(
-    u: Tensor, t: Tensor, reciprocal: Tensor, y: Tensor, z: Tensor, signs: Tensor | None
+def _large_narrow_gradient(
+    u: Tensor,
+    t: Tensor,
+    reciprocal: Tensor,
+    y: Tensor,
+    z: Tensor,
+    signs: Tensor | None,
+    *,
+    tier: Tier,
 ) -> Tensor:
-    if not _thin(u):
-        return (halves if halves.serves(u) else blocked).narrow_gradient(
-            u, t, reciprocal, y, z, signs
-        )
+    if tier.factors is Way.BLOCKED:
+        return _PRODUCTS[tier.gradient].narrow_gradient(u, t, reciprocal, y, z, signs)
     w = u @ t
-    return fused.backward(
-        fused.ENDING, u, t, reciprocal, given=(w, z @ y, signed_(z.mT @ w, signs))
-    )
+    a = z @ y
+    b = sign_rows_(z.mT @ w, signs)
+    return fused.end_gradient(u, t, reciprocal, w=w, a=a, b=b)
 
 
 class _Truncated(Function):
     @staticmethod
     def forward(ctx, v, signs):
-        u, t, reciprocal, omega = (
-            fused.forward(v, "truncated", signs=signs) if _thin(v) else _large_truncated(v, signs)
-        )
+        if tiers.choose(v).factors is Way.FUSED:
+            u, t, reciprocal, omega = fused.forward(v, "truncated", signs)
+        else:
+            u, t, reciprocal, omega = _large_truncated(v, signs)
         ctx.save_for_backward(v, u, t, reciprocal, signs)
         ctx.set_materialize_grads(False)
         return omega, u, t
 
     @staticmethod
     def backward(ctx, z, gu, gt):
-        v, u, t, reciprocal, signs = ctx.saved_tensors
-        if _beyond(z, gu, gt):
-            return autograd._truncated_backward(
-                v, u, t, reciprocal, _signed(z, signs), gu, gt
-            ), None
-        if _thin(u):
-            return fused.backward(fused.TRUNCATED, u, t, reciprocal, z, signs=signs), None
-        return _large_truncated_gradient(u, t, reciprocal, _signed(z, signs)), None
+        *kept, signs = ctx.saved_tensors
+        saved = Saved(*kept)
+        given = FactorGradients(gu, gt)
+        if _needs_aten(z, given):
+            return analytic.truncated_backward(saved, _signed(z, signs), given), None
+        u = saved.u
+        if tiers.choose(u).factors is Way.FUSED:
+            return fused.truncated_gradient(u, saved.t, saved.reciprocal, z, signs), None
+        z = sign_columns(z, signs)
+        return _large_truncated_gradient(u, saved.t, saved.reciprocal, z), None
 
 
 @in_full_precision
-def _large_truncated(v: Tensor, signs: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _large_truncated(v: Tensor, signs: Tensor | None) -> fused.Formed:
     u, t, reciprocal = blocked.factors(v)
-    omega = eye_minus(u, t @ u[..., : u.shape[-1], :].mT)
-    return u, t, reciprocal, omega if signs is None else omega.mul_(signs.unsqueeze(-2))
+    omega = blocked.eye_minus(u, t @ u[..., : u.shape[-1], :].mT)
+    if signs is not None:
+        omega = omega.mul_(signs.unsqueeze(-2))
+    return fused.Formed(u, t, reciprocal, omega)
 
 
 _large_truncated_gradient = in_full_precision(blocked.truncated_gradient)
@@ -243,84 +263,127 @@ class _Multiply(Function):
     @staticmethod
     @in_full_precision
     def forward(ctx, v, x, adjoint):
-        if adjoint or not _thin(v):
+        if adjoint:
             u, t, reciprocal = _factors(v)
-            y = u @ (t if adjoint else t.mT)
-        else:
+            y = u @ t
+        elif tiers.choose(v).factors is Way.FUSED:
             u, t, reciprocal, y = fused.forward(v, "y")
+        else:
+            u, t, reciprocal = blocked.factors(v)
+            y = u @ t.mT
         c = x @ y
         ctx.save_for_backward(v, u, t, reciprocal, x)
         ctx.set_materialize_grads(False)
         ctx.adjoint = adjoint
-        return (torch.addmm if x.dim() == 2 else torch.baddbmm)(x, c, u.mT, alpha=-1), u, t
+        return _minus_product(x, c, u.mT), u, t
 
     @staticmethod
     def backward(ctx, gy, gu, gt):
-        v, u, t, reciprocal, x = ctx.saved_tensors
-        if _beyond(gy, gu, gt):
-            return *autograd._multiply_backward(
-                v, u, t, reciprocal, x, gy, gu, gt, ctx.adjoint, ctx.needs_input_grad
-            ), None
-        return *_multiply_gradient(gy, u, t, reciprocal, x, ctx.adjoint, ctx.needs_input_grad), None
+        *kept, x = ctx.saved_tensors
+        saved = Saved(*kept)
+        given = FactorGradients(gu, gt)
+        needs_v, needs_x, _ = ctx.needs_input_grad
+        needs = {"needs_v": needs_v, "needs_x": needs_x}
+        if _needs_aten(gy, given):
+            found = analytic.multiply_backward(saved, x, gy, given, ctx.adjoint, **needs)
+        else:
+            found = _multiply_gradient(saved, x, gy, ctx.adjoint, **needs)
+        return found.v, found.x, None
+
+
+def _minus_product(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """Return ``x - a @ b``, for matrices or batches of them."""
+    if x.dim() == 2:
+        return torch.addmm(x, a, b, alpha=-1)
+    return torch.baddbmm(x, a, b, alpha=-1)
 
 
 @in_full_precision
-def _multiply_gradient(gy, u, t, reciprocal, x, adjoint, needs):
-    """With g the negative of the README's."""
-    w, y = u @ t, u @ t.mT
-    g = gy @ (y if adjoint else w)
-    dx = (
-        (torch.addmm if gy.dim() == 2 else torch.baddbmm)(gy, g, u.mT, alpha=-1)
-        if needs[1]
-        else None
-    )
-    if not needs[0]:
-        return None, dx
-    c = x @ (w if adjoint else y)
-    d = (c.mT @ g if adjoint else g.mT @ c).triu_(1)
-    du = plus_(gy.mT @ c, x.mT, g, -1, -1)
-    return blocked.factors_gradient(u, reciprocal, du, d), dx
+def _multiply_gradient(
+    saved: Saved, x: Tensor, gy: Tensor, adjoint: bool, *, needs_v: bool, needs_x: bool
+) -> MultiplyGradients:
+    """Compute the gradients of v and x. g is the negative of the README's."""
+    u = saved.u
+    back = u @ saved.t
+    forward = u @ saved.t.mT
+    if adjoint:
+        back, forward = forward, back
+    g = gy @ back
+    dx = None
+    if needs_x:
+        dx = _minus_product(gy, g, u.mT)
+    if not needs_v:
+        return MultiplyGradients(None, dx)
+    c = x @ forward
+    if adjoint:
+        d = c.mT @ g
+    else:
+        d = g.mT @ c
+    du = add_product_(gy.mT @ c, x.mT, g, -1, -1)
+    return MultiplyGradients(blocked.factors_gradient(u, saved.reciprocal, du, d.triu_(1)), dx)
 
 
 def _flat(x: Tensor) -> Tensor:
-    return x.flatten(0, -3) if x.dim() > 3 else x
+    """Return x with one batch dimension at most."""
+    if x.dim() > 3:
+        return x.flatten(0, -3)
+    return x
 
 
-def _rows(signs: Tensor | None) -> Tensor | None:
-    return (
-        None
-        if signs is None
-        else signs.flatten(0, -2).contiguous()
-        if signs.dim() > 2
-        else signs.contiguous()
-    )
+def _kernel_signs(signs: Tensor | None, v: Tensor) -> Tensor | None:
+    """Return signs as the kernels take them, or None if they can't."""
+    if signs is None or signs.dtype != v.dtype or signs.requires_grad:
+        return None
+    if why_only_autograd(signs) is not None:
+        return None
+    if signs.dim() > 2:
+        signs = signs.flatten(0, -2)
+    return signs.contiguous()
+
+
+def _is_differentiated(v: Tensor) -> bool:
+    return v.requires_grad and torch.is_grad_enabled()
 
 
 def wy_factors(v: Tensor) -> tuple[Tensor, Tensor]:
     u, t = _Factors.apply(_flat(v))
-    return (u, t) if v.dim() <= 3 else (u.reshape(v.shape), t.unflatten(0, v.shape[:-2]))
+    if v.dim() <= 3:
+        return u, t
+    return u.reshape(v.shape), t.unflatten(0, v.shape[:-2])
 
 
 def cwy_matrix(v: Tensor, signs: Tensor | None = None) -> Tensor:
-    flat, signs = _flat(v), _rows(signs)
-    if _small(flat) and not (flat.requires_grad and torch.is_grad_enabled()):
-        (q,) = fused.forward(flat, "matrix", keep=False, signs=signs)
+    flat = _flat(v)
+    inside = _kernel_signs(signs, v)
+    if not _is_differentiated(flat) and tiers.choose(flat).matrix is Way.FUSED:
+        q = fused.result_only(flat, "matrix", inside)
     elif flat.shape[-1] >= flat.shape[-2]:
-        q = _Wide.apply(flat, signs)
+        q = _Wide.apply(flat, inside)
     else:
-        q = _Matrix.apply(flat, signs)[0]
-    return q if v.dim() <= 3 else q.unflatten(0, v.shape[:-2])
+        q = _Matrix.apply(flat, inside)[0]
+    if v.dim() > 3:
+        q = q.unflatten(0, v.shape[:-2])
+    if inside is None:
+        return sign_columns(q, signs)
+    return q
 
 
 def tcwy_matrix(v: Tensor, signs: Tensor | None = None) -> Tensor:
-    flat, signs = _flat(v), _rows(signs)
-    if _thin(flat) and not (flat.requires_grad and torch.is_grad_enabled()):
-        (omega,) = fused.forward(flat, "truncated", keep=False, signs=signs)
+    flat = _flat(v)
+    inside = _kernel_signs(signs, v)
+    if not _is_differentiated(flat) and tiers.choose(flat).factors is Way.FUSED:
+        omega = fused.result_only(flat, "truncated", inside)
     else:
-        omega = _Truncated.apply(flat, signs)[0]
-    return omega if v.dim() <= 3 else omega.reshape(v.shape)
+        omega = _Truncated.apply(flat, inside)[0]
+    if v.dim() > 3:
+        omega = omega.reshape(v.shape)
+    if inside is None:
+        return sign_columns(omega, signs)
+    return omega
 
 
 def cwy_multiply(v: Tensor, x: Tensor, adjoint: bool) -> Tensor:
     y = _Multiply.apply(_flat(v), _flat(x), adjoint)[0]
-    return y if x.dim() <= 3 else y.reshape(x.shape)
+    if x.dim() <= 3:
+        return y
+    return y.reshape(x.shape)

@@ -1,302 +1,351 @@
-"""The kernels that go from vectors to a matrix, and from its gradient to theirs, in one launch each."""
+"""Kernels that go from vectors to a matrix, and from its gradient to theirs, in one launch each."""
 
 from __future__ import annotations
 
-import ctypes
-import functools
-import itertools
+import enum
 import math
-import os
-from collections.abc import Callable
-from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .. import _nvrtc
-from .composite import largest_reciprocal
+from .cooperative import Source, address, divide, next_ticket, padded, workspace
 
-KERNELS = Path(__file__).parent / "kernels"
-THREADS, SHARED = 256, 40960  # as in sums.cuh and solve.cuh
-ONE, MANY = (32, 8), (64, 32)  # the sides of tiles, and the columns summed at once, as in sums.cuh
-NARROW, WIDE, TRUNCATED, ENDING, FACTORS = range(5)  # as in backward.cu
-WIDE_CLUSTER, NEAR = (
-    16,
-    128,
-)  # of matrices of no more rows and columns, a cluster is faster than more blocks
-FULL, WIDE_COLUMNS = (
-    1024,
-    16,
-)  # threads, and columns, of a block that takes nothing but columns, as in blocks.cu
-LONG = 512  # columns longer than this are cut into parts
-# RECIPROCAL is the power of two that bounds reciprocal norms.
-MACROS = {"RECIPROCAL": int(math.log2(largest_reciprocal(torch.float32)))}
+Result = Literal["y", "matrix", "truncated"]
 
-# Blocks that meet wait for a number that nobody wrote before, so memory need not be cleared. A call uses up to 64.
-_tokens = itertools.count(int.from_bytes(os.urandom(7), "little") << 6, 64)
-
-
-def _structure(name: str, pointers: str, sizes: str) -> type[ctypes.Structure]:
-    fields = [*((p, ctypes.c_void_p) for p in pointers.split()), ("token", ctypes.c_uint64)]
-    return type(
-        name,
-        (ctypes.Structure,),
-        {"_fields_": [*fields, *((size, ctypes.c_int) for size in sizes.split())]},
-    )
-
-
-# As in the sources of the same names.
-_Forward = _structure(
-    "Forward", "v signs u reciprocal t y out work flags", "batch n l truncated chunks splits groups"
+# `y` is U T^T, of the first l rows if truncated. `out` is Q or its first columns, times `signs`.
+# `work` holds S and the parts of sums. Absent tensors are null.
+Forward = _nvrtc.structure(
+    "Forward",
+    v="const float*",
+    signs="const float*",
+    u="float*",
+    reciprocal="float*",
+    t="float*",
+    y="float*",
+    out="float*",
+    work="double*",
+    flags="unsigned long long*",
+    ticket="unsigned long long",
+    batch="int",
+    n="int",
+    l="int",
+    truncated="int",
+    chunks="int",
+    splits="int",
+    groups="int",
 )
-_Backward = _structure(
+# `factor` is y if WIDE, and t otherwise. `q` is given if WIDE. `w`, `a` and `b` are given if ENDING.
+# For FACTORS `a` and `b` are the gradients of U (null for zero) and of T. `parts` are of sums.
+Backward = _nvrtc.structure(
     "Backward",
-    "z u factor reciprocal signs q w a b dv work parts flags",
-    "batch n l chunks splits groups",
+    z="const float*",
+    u="const float*",
+    factor="const float*",
+    reciprocal="const float*",
+    signs="const float*",
+    q="const float*",
+    w="float*",
+    a="float*",
+    b="float*",
+    dv="float*",
+    work="float*",
+    parts="double*",
+    flags="unsigned long long*",
+    ticket="unsigned long long",
+    batch="int",
+    n="int",
+    l="int",
+    chunks="int",
+    splits="int",
+    groups="int",
 )
-_Blocks = _structure("Blocks", "gram t work flags", "batch l width")
 
 
-class Plan(NamedTuple):
-    """How a call is cut: the batch among ``groups`` of blocks, which wait for their own alone; rows into ``chunks`` for sums
-    over columns, and into ``splits`` for products over rows; ``parts`` numbers of 8 bytes hold the parts of those sums."""
+class Kind(enum.IntEnum):
+    """What the gradient is of, and the values of the macro KIND."""
 
-    launch: Callable[[ctypes.Structure], None]
-    blocks: int
-    chunks: int
-    splits: int
-    groups: int
-    parts: int
+    NARROW = 0  # a matrix, L < N
+    WIDE = 1  # a matrix, L >= N
+    TRUNCATED = 2  # the first columns of a matrix
+    ENDING = 3  # a matrix, L < N, whose large products are given
+    FACTORS = 4  # U and T
 
 
-@functools.lru_cache(maxsize=1024)
-def plan(
-    source: str,
-    name: str,
-    count: int,
-    n: int,
-    size: int,
-    device: int,
-    apart: bool = True,
-    kind: int | None = None,
-) -> Plan:
-    """For ``count`` matrices ``n`` x ``size``, each ``apart`` from the others or not; a ``kind`` is compiled by itself."""
-    macros = MACROS if kind is None else MACROS | {"KIND": kind}
-    cluster = _cluster(device)
-    wide = cluster == WIDE_CLUSTER
-    with torch.cuda.device(device):
-        kernel = _nvrtc.kernel(KERNELS / source, name, macros, SHARED, wide)
-        many = apart and _many(count, n, size, kernel.blocks(THREADS))
-        if many:
-            kernel = _nvrtc.kernel(KERNELS / source, name, macros | {"MANY": 1}, SHARED, wide)
-        fit = kernel.blocks(THREADS)
-    tile, summed = MANY if many else ONE
-    across = -(-size // tile)
-    groups = min(count, fit) if apart else 1
-    room, own = fit // groups, -(-count // groups)
-    columns, grams, chunks, splits = (
-        own * -(-size // summed),
-        own * across * (across + 1) // 2,
-        1,
-        1,
-    )
-    if n > LONG:
-        chunks = max(1, min(room // columns, n // 128))
-        splits = max(1, min(room // grams, n // max(128, min(4 * size, 256))))
-    panels = own * (-(-n // 8) + -(-size // 8))
-    each = min(room, max(own * _tiles(n, size, tile), panels, columns * chunks, grams * splits))
-    if apart and wide and max(n, size) <= NEAR:
-        each = min(each, cluster)
-    if 1 < each <= cluster and kernel.clusters(THREADS, each) >= groups:
-        launch = kernel.prepare((groups * each, 1), THREADS, cluster=each)
-    else:
-        launch = kernel.prepare((groups * each, 1), THREADS, cooperative=True)
-    parts = count * max(size * chunks, splits * _padded(size) ** 2 if splits > 1 else 0)
-    return Plan(launch, groups * each, chunks, splits, groups, parts)
+_KINDS = {kind.name: kind.value for kind in Kind}
+FORWARD = Source("forward.cu", "forward", Forward)
+BACKWARD = {
+    kind: Source("backward.cu", "backward", Backward, _KINDS | {"KIND": kind.value})
+    for kind in Kind
+}
 
 
-def _cluster(device: int) -> int:
-    """The most blocks of a cluster, which meets sooner than blocks by flags; 0 where there are no clusters."""
-    major, _ = torch.cuda.get_device_capability(device)
-    return WIDE_CLUSTER if major in (9, 10) else 8 if major >= 9 else 0
+class Factors(NamedTuple):
+    """The factors of a product of reflections.
+
+    Attributes:
+        u: ``(*, N, L)``, the unit columns.
+        t: ``(*, L, L)``.
+        reciprocal: ``(*, 1, L)``, the reciprocal norms.
+    """
+
+    u: Tensor
+    t: Tensor
+    reciprocal: Tensor
 
 
-def _tiles(n: int, size: int, tile: int) -> int:
-    return -(-n // tile) * -(-size // tile)
+class Formed(NamedTuple):
+    """A result, and what its gradient takes.
+
+    Attributes:
+        u: ``(*, N, L)``, the unit columns.
+        factor: t ``(*, L, L)``, or y ``(*, N, L)`` for a matrix with L >= N.
+        reciprocal: ``(*, 1, L)``, the reciprocal norms.
+        result: the result.
+    """
+
+    u: Tensor
+    factor: Tensor
+    reciprocal: Tensor
+    result: Tensor
 
 
-def _many(count: int, n: int, size: int, fit: int) -> bool:
-    """Whether large tiles are enough to keep all of the blocks busy that ``fit``."""
-    groups = min(count, fit)
-    return (
-        ONE[0] < min(n, size)
-        and n <= LONG
-        and -(-count // groups) * _tiles(n, size, MANY[0]) >= fit // groups
-    )
+def factors(v: Tensor) -> Factors:
+    """Compute the factors of ``v (*, N, L)``, float32, on an NVIDIA GPU."""
+    v = v.contiguous()
+    *batch, _, size = v.shape
+    u = torch.empty_like(v)
+    t = v.new_empty((*batch, size, size))
+    reciprocal = v.new_empty((*batch, 1, size))
+    _launch_forward(v, "factors", kept=_Kept(u, t, reciprocal))
+    return Factors(u, t, reciprocal)
 
 
-def forward(
-    v: Tensor, wanted: str, keep: bool = True, signs: Tensor | None = None
-) -> tuple[Tensor, ...]:
-    """From vectors to factors, and to what is wanted.
+def forward(v: Tensor, wanted: Result, signs: Tensor | None = None) -> Formed:
+    """Compute a result, and keep what its gradient takes.
 
     Args:
         v: ``(*, N, L)``, float32, on an NVIDIA GPU.
-        wanted: "factors"; "y" ``(*, N, L)``, that is U T^T; "matrix" ``(*, N, N)``; or "truncated" ``(*, N, L)``.
-        keep: whether to return what the gradient takes, too.
-        signs: ``(*, N)``, of the columns of a "matrix", or ``(*, L)`` if "truncated".
-
-    Returns:
-        u, t, the reciprocal norms ``(*, 1, L)``, and what else is wanted; or the last alone. Of a matrix with L >= N y, not t.
+        wanted: "y" ``(*, N, L)``, which is U T^T, "matrix" ``(*, N, N)`` or "truncated"
+            ``(*, N, L)``.
+        signs: ``(*, N)``, of the columns of a "matrix", or ``(*, L)`` of a "truncated" one.
     """
-    v, (*batch, n, size) = v.contiguous(), v.shape
-    count, truncated, wide = (
-        math.prod(batch),
-        wanted == "truncated",
-        keep and wanted == "matrix" and size >= n,
-    )
-    cut = plan("forward.cu", "forward", count, n, size, v.get_device())
-    long, square = count * n * size, count * size * size
-    inner = square if truncated else long if wanted == "matrix" and not wide else 0
-    numbers = count * _padded(size) ** 2 + cut.parts
-    work = _workspace(v, cut, numbers, inner if keep else inner + long + count * size)
-    address = work.data_ptr()
-    flags = address + 8 * numbers
-    free = flags + 8 * cut.blocks
-    if keep:
-        kept = (
-            torch.empty_like(v),
-            v.new_empty((*batch, n if wide else size, size)),
-            v.new_empty((*batch, 1, size)),
-        )
-        u, factor, reciprocal = (x.data_ptr() for x in kept)
+    v = v.contiguous()
+    *batch, n, size = v.shape
+    factor_rows = size
+    if wanted == "matrix" and size >= n:
+        factor_rows = n
+    u = torch.empty_like(v)
+    factor = v.new_empty((*batch, factor_rows, size))
+    reciprocal = v.new_empty((*batch, 1, size))
+    result = _empty_result(v, wanted)
+    _launch_forward(v, wanted, result, signs, _Kept(u, factor, reciprocal))
+    return Formed(u, factor, reciprocal, result)
+
+
+def result_only(v: Tensor, wanted: Result, signs: Tensor | None = None) -> Tensor:
+    """Compute the "matrix" or "truncated" result of :func:`forward`, and keep nothing else."""
+    v = v.contiguous()
+    result = _empty_result(v, wanted)
+    _launch_forward(v, wanted, result, signs)
+    return result
+
+
+def _empty_result(v: Tensor, wanted: Result) -> Tensor:
+    if wanted == "matrix":
+        return v.new_empty((*v.shape[:-1], v.shape[-2]))
+    return torch.empty_like(v)
+
+
+class _Kept(NamedTuple):
+    """Tensors that the kernel writes for the gradient."""
+
+    u: Tensor
+    factor: Tensor
+    reciprocal: Tensor
+
+
+class _Addresses(NamedTuple):
+    """Where the kernel writes t, y and the result. None is not written."""
+
+    t: int | None
+    y: int | None
+    out: int | None
+
+
+def _launch_forward(
+    v: Tensor,
+    wanted: Result | Literal["factors"],
+    result: Tensor | None = None,
+    signs: Tensor | None = None,
+    kept: _Kept | None = None,
+) -> None:
+    """Launch the kernel. What is not kept lies in the workspace."""
+    *batch, n, size = v.shape
+    count = math.prod(batch)
+    full_rank = kept is not None and wanted == "matrix" and size >= n
+    u_floats = count * n * size
+    y_floats = 0
+    if wanted == "truncated":
+        y_floats = count * size * size
+    elif wanted == "matrix" and not full_rank:
+        y_floats = u_floats
+    floats = y_floats
+    if kept is None:
+        floats += u_floats + count * size
+    division = divide(FORWARD, count, n, size, v.get_device())
+    numbers = count * padded(size) ** 2 + division.parts
+    work = workspace(v, division.blocks, numbers, floats)
+    if kept is None:
+        u = work.floats + 4 * y_floats
+        factor = None
+        reciprocal = u + 4 * u_floats
     else:
-        kept, u, factor, reciprocal = (), free + 4 * inner, None, free + 4 * (inner + long)
-    results = (
-        (v.new_empty((*batch, n, n)) if wanted == "matrix" else torch.empty_like(v),)
-        if wanted != "factors"
-        else ()
-    )
-    result = results[0].data_ptr() if results else None
-    t, y, out = (
-        (None, factor, result)
-        if wide
-        else (factor, free, result)
-        if inner
-        else (factor, result, None)
-    )
-    pointers = v.data_ptr(), _address(signs), u, reciprocal, t, y, out, address, flags
-    cut.launch(
-        _Forward(
-            *pointers, next(_tokens), count, n, size, truncated, cut.chunks, cut.splits, cut.groups
+        u = kept.u.data_ptr()
+        factor = kept.factor.data_ptr()
+        reciprocal = kept.reciprocal.data_ptr()
+    addresses = _Addresses(t=factor, y=address(result), out=None)
+    if full_rank:
+        addresses = _Addresses(t=None, y=factor, out=address(result))
+    elif y_floats > 0:
+        addresses = _Addresses(t=factor, y=work.floats, out=address(result))
+    division.launch(
+        Forward(
+            v=v.data_ptr(),
+            signs=address(signs),
+            u=u,
+            reciprocal=reciprocal,
+            t=addresses.t,
+            y=addresses.y,
+            out=addresses.out,
+            work=work.numbers,
+            flags=work.flags,
+            ticket=next_ticket(),
+            batch=count,
+            n=n,
+            l=size,
+            truncated=wanted == "truncated",
+            chunks=division.chunks,
+            splits=division.splits,
+            groups=division.groups,
         )
     )
-    return *kept, *results
 
 
-def backward(
-    kind: int, u: Tensor, factor: Tensor, reciprocal: Tensor, z: Tensor | None = None, q: Tensor | None = None,
-    given: tuple[Tensor | None, ...] = (None, None, None), signs: Tensor | None = None,
-) -> Tensor:  # fmt: skip
-    """The gradient of the vectors.
+def narrow_gradient(
+    u: Tensor, t: Tensor, reciprocal: Tensor, z: Tensor, signs: Tensor | None
+) -> Tensor:
+    """Compute the gradient of v from that of a matrix with L < N.
 
     Args:
-        kind: NARROW (L < N) or WIDE (L >= N) for a matrix, TRUNCATED, ENDING, where W, A and B are ``given``, or FACTORS.
-        u, factor, reciprocal: what :func:`forward` returned, y as the factor if WIDE and else t.
-        z: the gradient of the result.
-        q: the matrix, if WIDE.
-        given: of ENDING W, A and B, ``(*, N, L)``, the last two of the gradient times the signs; of FACTORS None, and the
-            gradients of u (None for zero) and of t.
-        signs: as in :func:`forward`, of the other kinds.
+        u, t, reciprocal: what :func:`forward` returned.
+        z: ``(*, N, N)``, the gradient of the matrix.
+        signs: as in :func:`forward`.
 
     Returns:
         ``(*, N, L)``.
     """
+    return _launch_backward(Kind.NARROW, u, t, reciprocal, z=z, signs=signs)
+
+
+def wide_gradient(
+    u: Tensor, y: Tensor, reciprocal: Tensor, q: Tensor, z: Tensor, signs: Tensor | None
+) -> Tensor:
+    """Compute the gradient of v from that of a matrix q with L >= N, as :func:`narrow_gradient`."""
+    return _launch_backward(Kind.WIDE, u, y, reciprocal, z=z, q=q, signs=signs)
+
+
+def truncated_gradient(
+    u: Tensor, t: Tensor, reciprocal: Tensor, z: Tensor, signs: Tensor | None
+) -> Tensor:
+    """Compute the gradient of v from that of the first columns, as :func:`narrow_gradient`."""
+    return _launch_backward(Kind.TRUNCATED, u, t, reciprocal, z=z, signs=signs)
+
+
+def factors_gradient(
+    u: Tensor, t: Tensor, reciprocal: Tensor, gu: Tensor | None, gt: Tensor
+) -> Tensor:
+    """Compute the gradient of v from those of u (None for zero) and of t."""
+    return _launch_backward(Kind.FACTORS, u, t, reciprocal, a=gu, b=gt)
+
+
+def end_gradient(
+    u: Tensor, t: Tensor, reciprocal: Tensor, *, w: Tensor, a: Tensor, b: Tensor
+) -> Tensor:
+    """Compute the gradient of v for L < N from W, A and B ``(*, N, L)`` of README.md.
+
+    A and B are of the gradient of Q times the signs.
+    """
+    return _launch_backward(Kind.ENDING, u, t, reciprocal, w=w, a=a, b=b)
+
+
+def _launch_backward(
+    kind: Kind,
+    u: Tensor,
+    factor: Tensor,
+    reciprocal: Tensor,
+    *,
+    z: Tensor | None = None,
+    signs: Tensor | None = None,
+    q: Tensor | None = None,
+    w: Tensor | None = None,
+    a: Tensor | None = None,
+    b: Tensor | None = None,
+) -> Tensor:
     *batch, n, size = u.shape
     count = math.prod(batch)
-    cut = plan("backward.cu", "backward", count, n, size, u.get_device(), kind=kind)
-    long, square = n * size, size * size
-    floats = {
-        NARROW: square + 4 * long,
-        WIDE: square + long + n * n,
-        TRUNCATED: 5 * square,
-        ENDING: square,
-        FACTORS: 2 * square,
-    }[kind]
-    dv, work = torch.empty_like(u), _workspace(u, cut, cut.parts, count * floats)
-    parts = work.data_ptr()
-    flags = parts + 8 * cut.parts
-    z, *rest = (None if x is None else x.contiguous() for x in (z, *given))
-    w, a, b = (_address(x) for x in rest)
-    pointers = (
-        _address(z),
-        u.data_ptr(),
-        factor.data_ptr(),
-        reciprocal.data_ptr(),
-        _address(signs),
-        _address(q),
-        w,
-        a,
-        b,
-        dv.data_ptr(),
+    division = divide(BACKWARD[kind], count, n, size, u.get_device())
+    dv = torch.empty_like(u)
+    floats = count * _work_floats(kind, n, size)
+    work = workspace(u, division.blocks, division.parts, floats)
+    # Copies must live until the launch.
+    z = _contiguous(z)
+    w = _contiguous(w)
+    a = _contiguous(a)
+    b = _contiguous(b)
+    division.launch(
+        Backward(
+            z=address(z),
+            u=u.data_ptr(),
+            factor=factor.data_ptr(),
+            reciprocal=reciprocal.data_ptr(),
+            signs=address(signs),
+            q=address(q),
+            w=address(w),
+            a=address(a),
+            b=address(b),
+            dv=dv.data_ptr(),
+            work=work.floats,
+            parts=work.numbers,
+            flags=work.flags,
+            ticket=next_ticket(),
+            batch=count,
+            n=n,
+            l=size,
+            chunks=division.chunks,
+            splits=division.splits,
+            groups=division.groups,
+        )
     )
-    places = *pointers, flags + 8 * cut.blocks, parts, flags, next(_tokens)
-    cut.launch(_Backward(*places, count, n, size, cut.chunks, cut.splits, cut.groups))
     return dv
 
 
-def invert_blocks(gram: Tensor, width: int) -> Tensor:
-    r"""$S^{-1}$ for ``gram`` $= U^\top U$ ``(*, L, L)``: the blocks of ``width`` along its diagonal, and zeros below."""
-    *batch, _, size = gram.shape
-    count, blocks = math.prod(batch), -(-size // width)
-    cut = plan(
-        "blocks.cu", "invert_blocks", count * blocks, width, width, gram.get_device(), apart=False
-    )
-    numbers = count * blocks * width * width
-    t, work = torch.empty_like(gram), _workspace(gram, cut, numbers)
-    address = work.data_ptr()
-    pointers = gram.data_ptr(), t.data_ptr(), address, address + 8 * numbers
-    cut.launch(_Blocks(*pointers, next(_tokens), count, size, width))
-    return t
+def _work_floats(kind: Kind, n: int, size: int) -> int:
+    """Return the floats of one matrix that backward.cu needs."""
+    square = size * size
+    if kind == Kind.NARROW:
+        return square + 4 * n * size
+    if kind == Kind.WIDE:
+        return square + n * size + n * n
+    if kind == Kind.TRUNCATED:
+        return 5 * square
+    if kind == Kind.FACTORS:
+        return 2 * square
+    return square
 
 
-def normalise(v: Tensor, widen: bool) -> tuple[Tensor, Tensor, Tensor | None]:
-    """As :func:`composite.normalise`, for matrices of many columns; and u in float64, if that is wanted."""
-    v, (*batch, n, size) = v.contiguous(), v.shape
-    u, reciprocal = torch.empty_like(v), v.new_empty((*batch, 1, size))
-    wide = torch.empty_like(v, dtype=torch.float64) if widen else None
-    count = math.prod(batch)
-    _over_columns("normalise", count, size, v.get_device())(v, u, wide, reciprocal, count, n, size)
-    return u, reciprocal, wide
-
-
-def project_(du: Tensor, u: Tensor, reciprocal: Tensor, norm: Tensor | None = None) -> Tensor:
-    """The gradient of v from that of u, in its place, for matrices of many columns; ``norm`` as in :mod:`.halves`."""
-    *batch, n, size = u.shape
-    count = math.prod(batch)
-    _over_columns("project", count, size, u.get_device())(u, reciprocal, du, norm, count, n, size)
-    return du
-
-
-@functools.lru_cache(maxsize=1024)
-def _over_columns(name: str, count: int, size: int, device: int) -> Callable[..., None]:
-    with torch.cuda.device(device):
-        return _nvrtc.kernel(KERNELS / "blocks.cu", name, MACROS, SHARED).prepare(
-            (count * -(-size // WIDE_COLUMNS), 1), FULL
-        )
-
-
-def _workspace(like: Tensor, cut: Plan, numbers: int, floats: int = 0) -> Tensor:
-    """Memory for ``numbers`` of 8 bytes, then the flags, then ``floats``."""
-    return torch.empty(
-        numbers + cut.blocks + (floats + 1) // 2, dtype=torch.float64, device=like.device
-    )
-
-
-def _padded(size: int) -> int:
-    return -(-size // 8) * 8
-
-
-def _address(x: Tensor | None) -> int | None:
-    return None if x is None else x.data_ptr()
+def _contiguous(x: Tensor | None) -> Tensor | None:
+    if x is None:
+        return None
+    return x.contiguous()

@@ -1,17 +1,25 @@
-"""The definition: one reflection at a time, in plain torch."""
+"""The definition: one reflection after the other, in plain torch."""
 
 import torch
 from torch import Tensor
 
 from .._precision import in_full_precision
-from .composite import normalise
+from .composite import normalize, sign_columns
 
 
 @in_full_precision
 def reflect(v: Tensor, x: Tensor, adjoint: bool = False) -> Tensor:
-    r"""$H(v_1)\cdots H(v_L) X$ with $H(v) = I - 2vv^H/\lVert v\rVert^2$, or its adjoint; ``v (*, N, L)``, ``x (*, N, K)``."""
-    u, _ = normalise(v)
-    columns = range(u.shape[-1]) if adjoint else reversed(range(u.shape[-1]))
+    r"""Compute $H(v_1)\cdots H(v_L) X$ with $H(v) = I - 2vv^H/\lVert v\rVert^2$, or its adjoint.
+
+    Args:
+        v: ``(*, N, L)``, the vectors as columns.
+        x: ``(*, N, K)``.
+        adjoint: multiply by the adjoint, in which the order is reversed.
+    """
+    u, _ = normalize(v)
+    columns = list(range(u.shape[-1]))
+    if not adjoint:
+        columns.reverse()
     for i in columns:
         ui = u[..., i : i + 1]
         x = x - 2 * ui * (ui.conj() * x).sum(-2, keepdim=True)
@@ -22,12 +30,12 @@ def _first_columns(v: Tensor, m: int) -> Tensor:
     return torch.eye(v.shape[-2], m, dtype=v.dtype, device=v.device).expand(*v.shape[:-2], -1, -1)
 
 
-def cwy_matrix(v: Tensor) -> Tensor:
-    return reflect(v, _first_columns(v, v.shape[-2]))
+def cwy_matrix(v: Tensor, signs: Tensor | None = None) -> Tensor:
+    return sign_columns(reflect(v, _first_columns(v, v.shape[-2])), signs)
 
 
-def tcwy_matrix(v: Tensor) -> Tensor:
-    return reflect(v, _first_columns(v, v.shape[-1]))
+def tcwy_matrix(v: Tensor, signs: Tensor | None = None) -> Tensor:
+    return sign_columns(reflect(v, _first_columns(v, v.shape[-1])), signs)
 
 
 def cwy_multiply(v: Tensor, x: Tensor, adjoint: bool) -> Tensor:
@@ -36,12 +44,13 @@ def cwy_multiply(v: Tensor, x: Tensor, adjoint: bool) -> Tensor:
 
 @in_full_precision
 def wy_factors(v: Tensor) -> tuple[Tensor, Tensor]:
-    """T grows by a column a reflection, as in the proof of Theorem 2."""
-    u, _ = normalise(v)
+    """Return U and T, which grows by a column per reflection, as in the proof of Theorem 2."""
+    u, _ = normalize(v)
     t = u.new_zeros(*u.shape[:-2], 0, 0)
     for k in range(u.shape[-1]):
         uk = u[..., k : k + 1]
-        column = -2 * t @ (u[..., :k].mH @ uk)
-        last = torch.full_like(column[..., :1, :], 2) if k else torch.full_like(uk[..., :1, :], 2)
-        t = torch.cat([torch.nn.functional.pad(t, (0, 0, 0, 1)), torch.cat([column, last], -2)], -1)
+        above = -2 * t @ (u[..., :k].mH @ uk)
+        last = torch.full_like(uk[..., :1, :], 2)
+        column = torch.cat([above, last], -2)
+        t = torch.cat([torch.nn.functional.pad(t, (0, 0, 0, 1)), column], -1)
     return u, t

@@ -1,24 +1,18 @@
 // The gradient of the vectors in one launch, with the letters of README.md; Z is the gradient of the result.
+//
+// Macros, apart from those of grid.cuh:
+//   KIND       what the gradient is of, one of the next five
+//   NARROW     a matrix, L < N
+//   WIDE       a matrix, L >= N
+//   TRUNCATED  the first columns of a matrix
+//   ENDING     a matrix, L < N, from given W, A and B
+//   FACTORS    U and T
+// The header structures.cuh is generated from `Backward` in fused.py, which describes its fields.
+#include "structures.cuh"
 #include "grid.cuh"
 
-// What KIND can be: L < N; L >= N; the first columns; L < N from given W, A and B; the factors.
-enum { NARROW, WIDE, TRUNCATED, ENDING, FACTORS };
-
-struct Backward {
-  const float *z, *u, *factor, *reciprocal;  // the factor is y if WIDE, and else t
-  const float* signs;                        // of the columns of the result; null for none
-  const float* q;                            // WIDE
-  float *w, *a, *b;  // ENDING; of FACTORS a and b are the gradients of U, null for none, and of T
-  float* dv;
-  float* work;
-  double* parts;  // of sums over rows
-  Token* flags;
-  Token token;
-  int batch, n, l, chunks, splits, groups;
-};
-
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) backward(const Backward of) {
-  Grid grid(of.flags, of.token, of.groups);
+  Grid grid(of.flags, of.ticket, of.groups);
   const int n = of.n, l = of.l, splits = of.splits, chunks = of.chunks;
   const int first = share(grid.group, of.groups, of.batch), batch = share(grid.group + 1, of.groups, of.batch) - first;
   const long nl = (long)n * l, ll = (long)l * l, nn = (long)n * n;

@@ -1,15 +1,20 @@
-// For many vectors: columns normalised, and the inverses of blocks along the diagonal of S. The rest is products.
+// For many vectors: columns normalized, and the inverses of blocks along the diagonal of S. The rest is products.
+//
+// Macros, apart from those of solve.cuh:
+//   RECIPROCAL      the exponent of the power of two that bounds reciprocal norms
+//   COLUMN_THREADS  threads of a block that takes nothing but columns
+//   COLUMN_WIDTH    columns of such a block
+// The header structures.cuh is generated from `Blocks` in blocked.py, which describes its fields.
+#include "structures.cuh"
 #include "solve.cuh"
-
-constexpr int FULL = 1024, WIDE = 16;  // threads, and columns, of a block that takes nothing but columns
 
 // u = v with unit columns, for `batch` matrices n x l, a copy of it in float64 unless that is null, and what each was
 // divided by.
-extern "C" __global__ void __launch_bounds__(FULL)
-    normalise(const float* v, float* u, double* wide, float* reciprocal, int batch, int n, int l) {
+extern "C" __global__ void __launch_bounds__(COLUMN_THREADS)
+    normalize(const float* v, float* u, double* wide, float* reciprocal, int batch, int n, int l) {
   Grid grid(nullptr, 0);
   const long nl = (long)n * l;
-  over_columns<WIDE, FULL>(
+  over_columns<COLUMN_WIDTH, COLUMN_THREADS>(
       grid, batch, n, l, 1, nullptr,
       [=](int b, int i, int j) {
         const double x = v[b * nl + (long)i * l + j];
@@ -28,12 +33,12 @@ extern "C" __global__ void __launch_bounds__(FULL)
 }
 
 // dv = (du - u diag(u^T du)) / |v|, in place; du came divided by the power of two that the norm, if any, is just below.
-extern "C" __global__ void __launch_bounds__(FULL)
+extern "C" __global__ void __launch_bounds__(COLUMN_THREADS)
     project(const float* u, const float* reciprocal, float* dv, const double* norm, int batch, int n, int l) {
   const int power = norm && *norm > 0 && *norm < 1e300 ? ilogb(*norm) + 1 : 0;
   Grid grid(nullptr, 0);
   const long nl = (long)n * l;
-  over_columns<WIDE, FULL>(
+  over_columns<COLUMN_WIDTH, COLUMN_THREADS>(
       grid, batch, n, l, 1, nullptr,
       [=](int b, int i, int j) {
         const long at = b * nl + (long)i * l + j;
@@ -46,17 +51,8 @@ extern "C" __global__ void __launch_bounds__(FULL)
       });
 }
 
-struct Blocks {
-  const float* gram;  // batch x l x l, U^T U on and above the diagonal
-  float* t;           // batch x l x l: inverses of the blocks of S along the diagonal, and zeros below
-  double* work;       // the blocks of S: batch x blocks x width x width
-  Token* flags;
-  Token token;
-  int batch, l, width;  // a multiple of 8
-};
-
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) invert_blocks(const Blocks of) {
-  Grid grid(of.flags, of.token);
+  Grid grid(of.flags, of.ticket);
   const int l = of.l, width = of.width, blocks = (l + width - 1) / width;
   const long ll = (long)l * l, area = (long)width * width;
   over_entries(grid, of.batch * blocks, width, width, [=](int b, int i, int j) {

@@ -1,20 +1,13 @@
 // From vectors to factors, and to Q = I - U T U^T or its first columns, in one launch. README.md has the derivation.
+//
+// Macros, apart from those of solve.cuh:
+//   RECIPROCAL  the exponent of the power of two that bounds reciprocal norms
+// The header structures.cuh is generated from `Forward` in fused.py, which describes its fields.
+#include "structures.cuh"
 #include "solve.cuh"
 
-struct Forward {
-  const float* v;      // batch x n x l
-  const float* signs;  // of the columns of out; null for none
-  float *u, *reciprocal;
-  float *t, *y;  // y = U T^T, of the first l rows if truncated; null if not wanted
-  float* out;    // null if not wanted
-  double* work;  // S, and the parts of sums, of each matrix its own
-  Token* flags;
-  Token token;
-  int batch, n, l, truncated, chunks, splits, groups;
-};
-
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) forward(const Forward of) {
-  Grid grid(of.flags, of.token, of.groups);
+  Grid grid(of.flags, of.ticket, of.groups);
   const int n = of.n, l = of.l, splits = of.splits, chunks = of.chunks, rows = of.truncated ? l : n;
   const int first = share(grid.group, of.groups, of.batch), batch = share(grid.group + 1, of.groups, of.batch) - first;
   const long nl = (long)n * l, ll = (long)l * l, area = (long)padded(l) * padded(l);

@@ -1,8 +1,11 @@
 // U^T U in float64, on tensor cores.
+//
+// Macros, apart from those of grid.cuh:
+//   AHEAD  loads that are under way at once
+// Template parameters:
+//   Put  the function that gets each entry
 #pragma once
 #include "grid.cuh"
-
-constexpr int AHEAD = 4;  // products that wait for memory at once
 
 // c += a b for 8 x 8 matrices cut in two along k: a lane has c(r, 2q), c(r, 2q + 1), a(r, k) and b(k, r), with r = lane
 // / 4, q = lane % 4, and k any number that is its own in the quad.

@@ -1,18 +1,26 @@
 // What the kernels share: blocks that meet between phases, sums over columns, products cut into tiles.
+//
+// Macros, apart from those of sums.cuh:
+//   COLUMNS         columns that a block sums at once
+//   RESIDENT        blocks that a multiprocessor holds at least
+//   WATCHED_BLOCKS  the most blocks that watch each other's flags
+// Template parameters:
+//   BLOCK_COLUMNS, BLOCK_THREADS  COLUMNS and THREADS, or those of a kernel that only sums columns
+//   LEFT_ALONG, RIGHT_ALONG       as in sums.cuh
+//   T                             the type of an entry, const or not
+//   Term, Make, Finish, Each, Range, Left, Right, Put  functions, as the comments describe them
 #pragma once
-
-typedef unsigned long long Token;
 #include "sums.cuh"
 
-constexpr int RESIDENT = 2, FEW = 128;  // blocks that a processor is to hold, and that watch each other
+typedef unsigned long long Ticket;
 
-__device__ __forceinline__ void set(Token* to, Token token) {
-  asm volatile("fence.acq_rel.gpu; st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(token) : "memory");
+__device__ __forceinline__ void set(Ticket* to, Ticket ticket) {
+  asm volatile("fence.acq_rel.gpu; st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(ticket) : "memory");
 }
-__device__ __forceinline__ Token get(const Token* from) {
-  Token token;
-  asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(token) : "l"(from) : "memory");
-  return token;
+__device__ __forceinline__ Ticket get(const Ticket* from) {
+  Ticket ticket;
+  asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(ticket) : "l"(from) : "memory");
+  return ticket;
 }
 
 // Of the blocks that the hardware holds together, from capability 9 on: how many, and their barrier.
@@ -29,26 +37,26 @@ __device__ __forceinline__ void meet_in_cluster() {
 #endif
 }
 
-// The blocks that share some of the matrices, which take the tiles of a phase in turn. Tokens are new at each call, so
+// The blocks that share some of the matrices, which take the tiles of a phase in turn. Tickets are new at each call, so
 // that flags need not be cleared first. A graph replayed comes with the same ones: a kernel must meet twice or more,
 // which leaves others than the first.
 struct Grid {
   const int group, size, index;
   const bool clustered;  // a cluster is a group: flags are not needed
-  Token* const flags;    // one for each block; of more than FEW, the first says that all have come
-  Token token;
+  Ticket* const flags;   // one for each block; of more than WATCHED_BLOCKS, the first says that all have come
+  Ticket ticket;
   int turn;
 
-  __device__ Grid(Token* flags, Token token, int groups = 1)
+  __device__ Grid(Ticket* flags, Ticket ticket, int groups = 1)
       : group(blockIdx.x / (gridDim.x / groups)),
         size(gridDim.x / groups),
         index(blockIdx.x % size),
         clustered(cluster_size() > 1),
         flags(flags + group * size),
-        token(token),
+        ticket(ticket),
         turn(index) {}
   __device__ ~Grid() {  // leaves
-    if (flags && !clustered && size > 1 && size <= FEW && threadIdx.x == 0) set(flags + index, token);
+    if (flags && !clustered && size > 1 && size <= WATCHED_BLOCKS && threadIdx.x == 0) set(flags + index, ticket);
   }
 
   // Waits for all blocks of the group, and sees what they wrote.
@@ -57,25 +65,25 @@ struct Grid {
       meet_in_cluster();
     else
       meet_by_flags();
-    token++, turn = index;
+    ticket++, turn = index;
   }
   __device__ void meet_by_flags() {
     __syncthreads();
     if (size == 1) return;
-    if (size <= FEW) {  // each watches all, who may be on their way to the next meeting, or have left
-      if (threadIdx.x == 0) set(flags + index, token);
+    if (size <= WATCHED_BLOCKS) {  // each watches all, who may be on their way to the next meeting, or have left
+      if (threadIdx.x == 0) set(flags + index, ticket);
       if (threadIdx.x < size)
-        while (get(flags + threadIdx.x) - token > 1) {
+        while (get(flags + threadIdx.x) - ticket > 1) {
         }
     } else if (index == 0) {
       for (int i = 1 + threadIdx.x; i < size; i += THREADS)
-        while (get(flags + i) != token) {
+        while (get(flags + i) != ticket) {
         }
       __syncthreads();
-      if (threadIdx.x == 0) set(flags, token);
+      if (threadIdx.x == 0) set(flags, ticket);
     } else if (threadIdx.x == 0) {
-      set(flags + index, token);
-      while (get(flags) != token) {
+      set(flags + index, ticket);
+      while (get(flags) != ticket) {
       }
     }
     __syncthreads();
@@ -102,18 +110,18 @@ __device__ __forceinline__ int share(int group, int groups, int batch) {
 // finish(b, i, j, make(b, j, sum over i of term(b, i, j))) for every entry of `count` matrices. With more than one
 // chunk of rows the blocks meet once, and `parts` holds count x chunks x columns. A block has so many threads, and
 // columns at once.
-template <int COLUMNS = ::COLUMNS, int THREADS = ::THREADS, class Term, class Make, class Finish>
+template <int BLOCK_COLUMNS = COLUMNS, int BLOCK_THREADS = THREADS, class Term, class Make, class Finish>
 __device__ void over_columns(Grid& grid, int count, int rows, int columns, int chunks, double* parts, Term term,
                              Make make, Finish finish) {
-  constexpr int ROWS = THREADS / COLUMNS;
-  const int across = (columns + COLUMNS - 1) / COLUMNS, total = count * chunks * across,
+  constexpr int ROWS = BLOCK_THREADS / BLOCK_COLUMNS;
+  const int across = (columns + BLOCK_COLUMNS - 1) / BLOCK_COLUMNS, total = count * chunks * across,
             each = (rows + chunks - 1) / chunks;
-  const int row = threadIdx.x / COLUMNS, column = threadIdx.x % COLUMNS;
+  const int row = threadIdx.x / BLOCK_COLUMNS, column = threadIdx.x % BLOCK_COLUMNS;
   double* const sums = reinterpret_cast<double*>(memory);
   for (int pass = chunks == 1; pass < 2; pass++) {
     for (; grid.turn < total; grid.turn += grid.size) {
       const int b = grid.turn / across / chunks, chunk = grid.turn / across % chunks,
-                j = grid.turn % across * COLUMNS + column;
+                j = grid.turn % across * BLOCK_COLUMNS + column;
       const int from = chunk * each, to = j < columns ? min(from + each, rows) : from;
       double sum = 0;
       if (pass == 0 || chunks == 1) {
@@ -124,7 +132,7 @@ __device__ void over_columns(Grid& grid, int count, int rows, int columns, int c
         __syncthreads();
         sum = 0;
         #pragma unroll
-        for (int i = 0; i < ROWS; i++) sum += sums[i * COLUMNS + column];
+        for (int i = 0; i < ROWS; i++) sum += sums[i * BLOCK_COLUMNS + column];
       } else if (j < columns) {
         for (int i = 0; i < chunks; i++) sum += parts[((long)b * chunks + i) * columns + j];
       }

@@ -1,10 +1,16 @@
 // Upper-triangular systems S X = B in float64, eight columns of B at once, by a team of warps: no others need be waited
 // for.
+//
+// Macros, apart from those of gram.cuh:
+//   SIDE        rows and columns of a tile of S, and columns of a panel
+//   WARP_TILES  the most tiles of a panel that a warp holds
+// Template parameters:
+//   Last     the function that returns the last tile of a panel that is not zero
+//   Columns  the function that returns a column of B
 #pragma once
 #include "gram.cuh"
 
-constexpr int SIDE = 8, MOST = 8,
-              WARPS = THREADS / 32;  // the side of a tile, and the most of a column's tiles that a warp has
+constexpr int WARPS = THREADS / 32;
 
 // S is kept by tiles of 8 x 8, with the reciprocals of its diagonal in place of the diagonal.
 __device__ __forceinline__ int padded(int l) {
@@ -40,10 +46,10 @@ template <class Last, class Columns>
 __device__ void solve(Grid& grid, int batch, int l, int panels, const double* s, Last last, Columns columns) {
   const int tiles = padded(l) / SIDE, lane = threadIdx.x % 32, warp = threadIdx.x / 32, j = lane / 4, k = lane % 4 * 2;
   int width = 1;
-  while (width * MOST < tiles) width *= 2;
+  while (width * WARP_TILES < tiles) width *= 2;
   const int teams = WARPS / width, team = warp / width, own = warp % width;
   double2* const found = reinterpret_cast<double2*>(memory) + team * 64;  // -X_r for two r in turn
-  double* const inverses = reinterpret_cast<double*>(memory) + WARPS * 128 + warp * MOST * SIDE * SIDE;
+  double* const inverses = reinterpret_cast<double*>(memory) + WARPS * 128 + warp * WARP_TILES * SIDE * SIDE;
   int have = -1;
   for (int turn = grid.index + grid.size * team; turn < batch * panels; turn += grid.size * teams) {
     const int b = turn / panels, p = turn % panels, from = last(p);
@@ -51,16 +57,16 @@ __device__ void solve(Grid& grid, int batch, int l, int panels, const double* s,
     const double* const of = s + (long)b * tiles * tiles * SIDE * SIDE;
     auto tile = [=](int i, int r) { return reinterpret_cast<const double2*>(of)[(i * tiles + r) * 32 + lane]; };
     auto right = [=](int i) { return column.right ? i < l ? column.right[i] : 0.f : i == column.unit ? 1.f : 0.f; };
-    double2 c[MOST], next[MOST];  // what is left of B, and S_ir of the next r
+    double2 c[WARP_TILES], next[WARP_TILES];  // what is left of B, and S_ir of the next r
     #pragma unroll
-    for (int m = 0; m < MOST; m++) {
+    for (int m = 0; m < WARP_TILES; m++) {
       const int i = m * width + own;
       if (i < from) next[m] = tile(i, from);
       c[m] = i <= from ? make_double2(right(SIDE * i + k), right(SIDE * i + k + 1)) : make_double2(0, 0);
     }
     if (b != have) {
       __syncwarp();
-      for (int m = lane / SIDE; m < MOST; m += 32 / SIDE) {
+      for (int m = lane / SIDE; m < WARP_TILES; m += 32 / SIDE) {
         const int i = m * width + own, column = lane % SIDE;
         if (i >= tiles) continue;
         const double* const diagonal = of + (i * tiles + i) * SIDE * SIDE;
@@ -78,7 +84,7 @@ __device__ void solve(Grid& grid, int batch, int l, int panels, const double* s,
       have = b;
     }
     #pragma unroll
-    for (int m = MOST - 1; m >= 0; m--) {
+    for (int m = WARP_TILES - 1; m >= 0; m--) {
       for (int turn = width - 1; turn >= 0; turn--) {
         const int r = m * width + turn;
         if (r > from) continue;

@@ -1,18 +1,21 @@
 // A tile of a product while it is added up, slab by slab of its k.
+//
+// Python defines every macro of the kernels and passes it to the compiler (cooperative.py):
+//   THREADS  threads of a block
+//   MANY     whether the batch is so large that tiles of 64 x 64 keep all blocks busy
+//   TILE     rows and columns of a tile
+//   SLAB     terms, along k, that shared memory holds
+// Template parameters:
+//   LEFT_ALONG, RIGHT_ALONG  whether neighbors in memory of that operand are neighbors along k
 #pragma once
 #include "fp16.cuh"
 
-constexpr int THREADS = 256;
-#ifdef MANY  // matrices, which keep all blocks busy with large tiles
-constexpr int COLUMNS = 32, TILE = 64, SLAB = 32, PITCH = TILE + 8;
-#else
-constexpr int COLUMNS = 8, TILE = 32, SLAB = 64, PITCH = TILE + 4;
-#endif
+constexpr int PITCH = TILE + (MANY ? 8 : 4);  // of a row of a tile in shared memory, without bank conflicts
 constexpr int LOADS = TILE * SLAB / THREADS;  // of each operand, by a thread
 
 extern __shared__ __align__(16) unsigned char memory[];
 
-#ifdef MANY
+#if MANY
 
 // c = a b and c += a b, 16 x 8 with 16 terms, of fp16.
 __device__ __forceinline__ void start(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
@@ -30,11 +33,12 @@ __device__ __forceinline__ void multiply(float (&c)[4], const unsigned (&a)[4], 
 
 // On tensor cores: a float32 is the sum of two fp16 numbers, after the largest of the slab was scaled to between 2^13
 // and 2^14, and three products of those have the accuracy of one in float32. Every sixteen terms are added to the sums
-// in float32, for tensor cores round towards zero. Two neighbours along k share a word. A warp has 16 x 32 of the tile.
+// in float32, for tensor cores round toward zero. Two neighbors along k share a word. A warp has 16 x 32 of the tile.
 struct Sums {
-  static constexpr int PARTS = 1, REST = SLAB / 2 * PITCH,
-                       LARGEST = 140;  // the exponent of the largest, as a float32 has it
-  static constexpr int ALIKE = SLAB;   // terms that share a scale
+  static constexpr int PARTS = 1;                // sums of an entry
+  static constexpr int ALIKE = SLAB;             // terms that share a scale
+  static constexpr int REST = SLAB / 2 * PITCH;  // words from the high parts to the low ones
+  static constexpr int LARGEST = 140;            // the exponent of the largest, as a float32 has it
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, y = warp / 2 * 16, x = warp % 2 * 32;
   unsigned* const lefts = reinterpret_cast<unsigned*>(memory);
   unsigned* const rights = lefts + 2 * REST;
@@ -122,13 +126,16 @@ struct Sums {
 
 // In float32, by four teams of threads, each of which has some of the k and 4 x 4 entries a thread.
 struct Sums {
-  static constexpr int SIDE = 4, TEAM = TILE / SIDE * (TILE / SIDE), PARTS = THREADS / TEAM, DEPTH = SLAB / PARTS,
-                       ALIKE = 1;
-  const int part = threadIdx.x / TEAM, y = threadIdx.x % TEAM / (TILE / SIDE) * SIDE,
-            x = threadIdx.x % (TILE / SIDE) * SIDE;
+  static constexpr int OWN = 4;                           // rows and columns of a thread
+  static constexpr int TEAM = TILE / OWN * (TILE / OWN);  // threads that cover the tile
+  static constexpr int PARTS = THREADS / TEAM;            // teams, and sums of an entry
+  static constexpr int DEPTH = SLAB / PARTS;              // terms of a slab that a team has
+  static constexpr int ALIKE = 1;                         // terms that share a scale
+  const int part = threadIdx.x / TEAM, y = threadIdx.x % TEAM / (TILE / OWN) * OWN,
+            x = threadIdx.x % (TILE / OWN) * OWN;
   float* const lefts = reinterpret_cast<float*>(memory);
   float* const rights = lefts + SLAB * PITCH;
-  float sums[SIDE][SIDE] = {};
+  float sums[OWN][OWN] = {};
 
   // Which of a tile, and which k, a thread loads: runs of 8 along k, or of 32 across.
   static __device__ __forceinline__ int place(bool along, int e) {
@@ -153,16 +160,16 @@ struct Sums {
     #pragma unroll 4
     for (int s = part * DEPTH; s < (part + 1) * DEPTH; s++)
       #pragma unroll
-      for (int i = 0; i < SIDE; i++)
+      for (int i = 0; i < OWN; i++)
         #pragma unroll
-        for (int j = 0; j < SIDE; j++) sums[i][j] += lefts[s * PITCH + y + i] * rights[s * PITCH + x + j];
+        for (int j = 0; j < OWN; j++) sums[i][j] += lefts[s * PITCH + y + i] * rights[s * PITCH + x + j];
   }
 
   __device__ __forceinline__ void stage(float* to) const {
     #pragma unroll
-    for (int i = 0; i < SIDE; i++)
+    for (int i = 0; i < OWN; i++)
       #pragma unroll
-      for (int j = 0; j < SIDE; j++) to[(part * TILE + y + i) * PITCH + x + j] = sums[i][j];
+      for (int j = 0; j < OWN; j++) to[(part * TILE + y + i) * PITCH + x + j] = sums[i][j];
   }
 };
 

@@ -1,6 +1,7 @@
-"""The public functions on reflection vectors: check, choose a backend, compute, round once at the end."""
+"""The public functions on reflection vectors: check, choose a backend, compute, round once."""
 
 import math
+from types import ModuleType
 from typing import NamedTuple
 
 import torch
@@ -9,43 +10,27 @@ from torch import Tensor
 from ..._torch import dispatch_mode_count, has_storage
 from .. import dispatch
 from ..checks import check_tensor, wrong_sign
-from . import autograd, composite, cuda, reference
-
-dispatch.provide(
-    "wy",
-    dispatch.Backend(
-        "cuda",
-        cuda,
-        "eager mode, float32 on an NVIDIA GPU: fused kernels",
-        cuda.why_not,
-        cuda.why_pass,
-    ),
-    dispatch.Backend(
-        "analytic", autograd, "eager mode: hand-written backward", dispatch.why_only_aten
-    ),
-    dispatch.Backend(
-        "composite", composite, "torch.compile, torch.export, torch.func, forward-mode AD: ATen ops"
-    ),
-    dispatch.Backend(
-        "reference", reference, "one reflection at a time: the definition, for checking"
-    ),
-)
 
 
 class WY(NamedTuple):
-    r"""The factors of $Q = I - U T U^H$: ``u (*, N, L)`` with unit columns, ``t`` $= S^{-1}$ ``(*, L, L)`` upper-triangular."""
+    r"""The factors of $Q = I - U T U^H$.
+
+    ``u (*, N, L)`` has unit columns, and ``t (*, L, L)`` $= S^{-1}$ is upper-triangular.
+    """
 
     u: Tensor
     t: Tensor
 
 
 def _check(call: str, name: str, x: Tensor, dims: int) -> Tensor:
-    """``x`` in the dtype it is computed in: half precision becomes float32."""
+    """Return ``x`` in the dtype it is computed in: half precision becomes float32."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{call}: {name} must be a torch.Tensor, got {type(x).__name__}.")
     check_tensor(call, name, x)
     if x.dim() < dims:
-        shape = "(*, N, L)" if dims == 2 else "(*, N)"
+        shape = "(*, N)"
+        if dims == 2:
+            shape = "(*, N, L)"
         raise ValueError(f"{call}: {name} must have shape {shape}, got {tuple(x.shape)}.")
     if x.dtype in (torch.float16, torch.bfloat16):
         return x.float()
@@ -55,24 +40,28 @@ def _check(call: str, name: str, x: Tensor, dims: int) -> Tensor:
 def _check_signs(
     call: str, signs: Tensor | None, shape: tuple[int, ...], device: torch.device
 ) -> None:
-    """Raises unless signs, if given, are a tensor of this shape on this device."""
+    """Raise unless signs, if given, are a tensor of this shape on this device."""
     if signs is None:
         return
     if not isinstance(signs, Tensor):
         raise TypeError(
-            f"{call}: signs must be a torch.Tensor, got {type(signs).__name__}. Use torch.tensor(signs)."
+            f"{call}: signs must be a torch.Tensor, got {type(signs).__name__}. "
+            "Use torch.tensor(signs)."
         )
     if signs.shape != shape:
         raise ValueError(
-            f"{call}: signs must have one number a column of the result, {shape}, got {tuple(signs.shape)}."
+            f"{call}: signs must have one number per column of the result, {shape}, "
+            f"got {tuple(signs.shape)}."
         )
     if signs.device != device:
         raise ValueError(
-            f"{call}: signs must be on {device}, as v is, got {signs.device}. Use signs.to({str(device)!r})."
+            f"{call}: signs must be on {device}, as v is, got {signs.device}. "
+            f"Use signs.to({str(device)!r})."
         )
     if signs.dtype == torch.bool:
         raise TypeError(
-            f"{call}: signs must be ±1, got {signs.dtype}. Use torch.where(signs, -1, 1) if True stands for -1."
+            f"{call}: signs must be ±1, got {signs.dtype}. "
+            "Use torch.where(signs, -1, 1) if True stands for -1."
         )
     if _readable(signs) and (wrong := wrong_sign(signs)) is not None:
         raise ValueError(
@@ -81,7 +70,7 @@ def _check_signs(
 
 
 def _readable(x: Tensor) -> bool:
-    """Whether values can be read at once: on a CPU, outside compilers, transforms and modes."""
+    """Return whether values can be read: on a CPU, outside compilers, transforms and modes."""
     if torch.compiler.is_compiling():
         return False
     if type(x) not in (Tensor, torch.nn.Parameter) or x.device.type != "cpu":
@@ -91,33 +80,27 @@ def _readable(x: Tensor) -> bool:
     return dispatch.why_only_aten(x) is None
 
 
-def _signed(name: str, v: Tensor, work: Tensor, signs: Tensor | None, backend: str) -> Tensor:
-    """What a backend makes of ``work``, its columns times signs, rounded as v is; the kernels do all at once."""
-    module = dispatch.choose("wy", backend, work)
-    form = getattr(module, name)
+def _rounded(q: Tensor, v: Tensor, signs: Tensor | None) -> Tensor:
+    """Return a result in the dtype of v, or the wider one of v and signs."""
     if signs is None:
-        return form(work).to(v.dtype)
-    alike = module is cuda and signs.dtype == work.dtype
-    if alike and not signs.requires_grad and dispatch.why_only_autograd(signs) is None:
-        q = form(work, signs)
-    else:
-        q = form(work) * signs.unsqueeze(-2)
+        return q.to(v.dtype)
     return q.to(torch.promote_types(v.dtype, signs.dtype))
 
 
 def wy_factors(v: Tensor, *, backend: str = "auto") -> WY:
-    r"""Factors of a product of Householder reflections.
+    r"""Compute the factors of a product of Householder reflections.
 
     With $u_i = v_i/\lVert v_i\rVert$,
-    $$ H(v_1)\cdots H(v_L) = I - U T U^H, \quad T = S^{-1}, \quad S = \tfrac12 I + \mathrm{striu}(U^H U). $$
+    $$ H(v_1)\cdots H(v_L) = I - U T U^H, \quad T = S^{-1}, \quad
+       S = \tfrac12 I + \mathrm{striu}(U^H U). $$
 
     Args:
         v: ``(*, N, L)``, the reflection vectors as columns. A zero column stands for no reflection.
         backend: "auto", or one of those that ``cwy info`` lists.
 
     Returns:
-        ``WY(u, t)``: ``u (*, N, L)`` with unit columns and ``t (*, L, L)`` upper-triangular, no entry above 4.
-        For half-precision ``v`` they are float32.
+        ``WY(u, t)``: ``u (*, N, L)`` with unit columns and ``t (*, L, L)`` upper-triangular, no
+        entry above 4. For half-precision ``v`` they are float32.
 
     Example:
         >>> u, t = wy_factors(torch.randn(6, 4, dtype=torch.float64))
@@ -133,15 +116,16 @@ def wy_factors(v: Tensor, *, backend: str = "auto") -> WY:
 
 
 def cwy_matrix(v: Tensor, *, signs: Tensor | None = None, backend: str = "auto") -> Tensor:
-    r"""Product of Householder reflections, formed at once (compact WY).
+    r"""Compute a product of Householder reflections at once (compact WY).
 
     With $u_i = v_i/\lVert v_i\rVert$,
     $$ Q = H(v_1)\cdots H(v_L) = I - U S^{-1} U^H, \quad S = \tfrac12 I + \mathrm{striu}(U^H U). $$
 
     Args:
         v: ``(*, N, L)``, the reflection vectors as columns. A zero column stands for no reflection.
-        signs: ``(*, N)``, ±1, with which the columns of Q are multiplied, if given; complex ones are of modulus 1. Others are
-            refused on a CPU. On a GPU, where a check would synchronize with the host, they scale the columns.
+        signs: ``(*, N)``, ±1 (complex: of modulus 1), with which the columns of Q are multiplied.
+            Other numbers raise on a CPU. On a GPU a check would synchronize with the host, so they
+            scale the columns.
         backend: "auto", or one of those that ``cwy info`` lists.
 
     Returns:
@@ -157,13 +141,16 @@ def cwy_matrix(v: Tensor, *, signs: Tensor | None = None, backend: str = "auto")
     """
     work = _check("cwy_matrix", "v", v, 2)
     _check_signs("cwy_matrix", signs, (*v.shape[:-2], v.shape[-2]), v.device)
-    return _signed("cwy_matrix", v, work, signs, backend)
+    module = dispatch.choose("wy", backend, work)
+    return _rounded(module.cwy_matrix(work, signs), v, signs)
 
 
 def tcwy_matrix(v: Tensor, *, signs: Tensor | None = None, backend: str = "auto") -> Tensor:
-    r"""The first M columns of a product of M reflections (truncated compact WY), with no N x N object anywhere.
+    r"""Compute the first M columns of a product of M reflections (truncated compact WY).
 
-    $$ \Omega = \begin{bmatrix} I \\ 0 \end{bmatrix} - U S^{-1} U_1^H, \quad U_1 = \text{the first } M \text{ rows of } U. $$
+    No N x N matrix is formed, forward or backward.
+    $$ \Omega = \begin{bmatrix} I \\ 0 \end{bmatrix} - U S^{-1} U_1^H, \quad
+       U_1 = \text{the first } M \text{ rows of } U. $$
 
     Args:
         v: ``(*, N, M)`` with $M \le N$, the reflection vectors as columns.
@@ -185,25 +172,28 @@ def tcwy_matrix(v: Tensor, *, signs: Tensor | None = None, backend: str = "auto"
     n, m = v.shape[-2:]
     if m > n:
         raise ValueError(
-            f"tcwy_matrix: v must be (*, N, M) with M <= N, got N = {n}, M = {m}. Transpose it, or drop columns."
+            f"tcwy_matrix: v must be (*, N, M) with M <= N, got N = {n}, M = {m}. "
+            "Transpose it, or drop columns."
         )
     _check_signs("tcwy_matrix", signs, (*v.shape[:-2], m), v.device)
-    return _signed("tcwy_matrix", v, work, signs, backend)
+    module = dispatch.choose("wy", backend, work)
+    return _rounded(module.tcwy_matrix(work, signs), v, signs)
 
 
 def cwy_multiply(
     v: Tensor | WY, x: Tensor, adjoint: bool = False, *, backend: str = "auto"
 ) -> Tensor:
-    r"""$Qx$ (or $Q^H x$) for each vector of ``x``, without ever forming $Q = H(v_1)\cdots H(v_L)$.
+    r"""Compute $Qx$ (or $Q^H x$) for each vector of ``x``, without forming $Q = H(v_1)\cdots H(v_L)$.
 
     Args:
-        v: ``(*, N, L)`` reflection vectors, or their factors (:func:`wy_factors`) when several calls share them.
-        x: ``(*, ..., N)``; its leading dimensions begin with the batch of ``v``.
+        v: ``(*, N, L)`` reflection vectors, or their factors (:func:`wy_factors`) when several
+            calls share them.
+        x: ``(*, ..., N)``. Its leading dimensions begin with the batch of ``v``.
         adjoint: multiply by $Q^H$, the inverse of $Q$.
-        backend: "auto", or one of those that ``cwy info`` lists; factors have only "composite".
+        backend: "auto", or one of those that ``cwy info`` lists. Factors have only "composite".
 
     Returns:
-        The shape of ``x``, in the wider dtype of the two; every vector keeps its norm.
+        The shape of ``x``, in the wider dtype of the two. Every vector keeps its norm.
 
     Example:
         >>> v, x = torch.randn(64, 8, dtype=torch.float64), torch.randn(5, 64, dtype=torch.float64)
@@ -211,26 +201,44 @@ def cwy_multiply(
         >>> torch.allclose(cwy_multiply(v, y, adjoint=True), x)
         True
     """
-    vectors = v.u if isinstance(v, WY) else v
+    if isinstance(v, WY):
+        vectors = v.u
+    else:
+        vectors = v
     work = _check("cwy_multiply", "v", vectors, 2)
     rows = _check("cwy_multiply", "x", x, 1)
+    batch = _check_rows(vectors, x)
+    dtype = torch.promote_types(work.dtype, rows.dtype)
+    work = work.to(dtype)
+    rows = rows.to(dtype).reshape(*batch, math.prod(x.shape[len(batch) : -1]), x.shape[-1])
+    if isinstance(v, WY):
+        module = _module_for_factors(backend, work, rows)
+        y = module.multiply_by_factors(work, v.t.to(dtype), rows, adjoint)
+    else:
+        module = dispatch.choose("wy", backend, work, rows)
+        y = module.cwy_multiply(work, rows, adjoint)
+    return y.reshape(x.shape).to(torch.promote_types(vectors.dtype, x.dtype))
+
+
+def _check_rows(vectors: Tensor, x: Tensor) -> torch.Size:
+    """Return the batch of the vectors, or raise unless ``x`` can be multiplied by them."""
     if x.device != vectors.device:
         raise ValueError(f"cwy_multiply: x must be on {vectors.device}, as v is, got {x.device}.")
-    batch, n = vectors.shape[:-2], vectors.shape[-2]
+    batch = vectors.shape[:-2]
+    n = vectors.shape[-2]
     if x.shape[-1] != n or x.shape[:-1][: len(batch)] != batch:
         raise ValueError(
-            f"cwy_multiply: v is {tuple(vectors.shape)}, so x must be {(*batch, '...', n)}, got {tuple(x.shape)}. "
-            "The last dimension of x holds the vectors."
+            f"cwy_multiply: v is {tuple(vectors.shape)}, so x must be {(*batch, '...', n)}, "
+            f"got {tuple(x.shape)}. The last dimension of x holds the vectors."
         )
-    dtype = torch.promote_types(work.dtype, rows.dtype)
-    rows = rows.to(dtype).reshape(*batch, math.prod(x.shape[len(batch) : -1]), n)
-    if isinstance(v, WY):
-        if backend not in ("auto", "composite"):
-            raise ValueError(
-                f'cwy_multiply: factors have the backend "composite" alone, not "{backend}". Pass the vectors.'
-            )
-        y = composite.multiply_by_factors(work.to(dtype), v.t.to(dtype), rows, adjoint)
-    else:
-        work = work.to(dtype)
-        y = dispatch.choose("wy", backend, work, rows).cwy_multiply(work, rows, adjoint)
-    return y.reshape(x.shape).to(torch.promote_types(vectors.dtype, x.dtype))
+    return batch
+
+
+def _module_for_factors(backend: str, *tensors: Tensor) -> ModuleType:
+    """Return the only module that multiplies by factors."""
+    if backend not in ("auto", "composite"):
+        raise ValueError(
+            f'cwy_multiply: factors have only the backend "composite", not "{backend}". '
+            "Pass the vectors."
+        )
+    return dispatch.choose("wy", "composite", *tensors)

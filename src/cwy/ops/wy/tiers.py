@@ -1,0 +1,228 @@
+"""Which of the CUDA ways serves which size: one function, and one table of tuned constants.
+
+There are three ways. *fused* takes one launch from vectors to Q and one for the gradient. *blocked*
+uses torch's float32 products, and kernels for the rest. *split_fp16* runs these products as fp16
+ones with float32 accuracy. :func:`choose` picks them by size. :func:`rows` returns the table, which
+README.md and ``cwy info`` show.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .._linalg import has_fast_double
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """One tuned constant.
+
+    Attributes:
+        constant: its name in ``tiers.py``.
+        value: its value, tuned on an H200.
+        way: the way that it belongs to.
+        decides: what it decides.
+        record: the file that shows the measurement, or "none kept".
+    """
+
+    constant: str
+    value: int
+    way: str
+    decides: str
+    record: str
+
+
+_TABLE: list[Constant] = []
+_NONE = "none kept"
+_DECISIONS = "docs/decisions/kernels.md"
+_THIN = "results/bench/h200/thin.txt"
+_SPLIT = "results/bench/h200/halves.txt"
+
+
+def _tuned(constant: str, value: int, way: str, decides: str, record: str) -> int:
+    """Enter a constant into the table and return its value."""
+    _TABLE.append(Constant(constant, value, way, decides, record))
+    return value
+
+
+def rows() -> list[dict[str, Any]]:
+    """Return the table of tuned constants, in the order of the decisions.
+
+    Example:
+        >>> rows()[0]["constant"], rows()[0]["value"]
+        ('ONE_LAUNCH_SIDE', 512)
+    """
+    return [asdict(constant) for constant in _TABLE]
+
+
+# Which way serves.
+ONE_LAUNCH_SIDE = _tuned(
+    "ONE_LAUNCH_SIDE", 512, "fused", "N and L up to this take one launch", _DECISIONS
+)
+THIN_COLUMNS = _tuned(
+    "THIN_COLUMNS",
+    256,
+    "fused",
+    "L up to this takes one launch for U and T, for T-CWY, and for a small Q",
+    _THIN,
+)
+THIN_ENTRIES = _tuned(
+    "THIN_ENTRIES", 2**18, "fused", "the most entries of a thin v whose Q takes one launch", _THIN
+)
+THIN_Q_ENTRIES = _tuned(
+    "THIN_Q_ENTRIES", 2**22, "fused", "the most entries of Q for a thin v in one launch", _THIN
+)
+SPLIT_ENTRIES = _tuned(
+    "SPLIT_ENTRIES", 2**22, "split_fp16", "entries of v from which it serves, for L <= N", _SPLIT
+)
+SPLIT_THIN_ROWS = _tuned(
+    "SPLIT_THIN_ROWS", 4096, "split_fp16", "N from which it forms Q of a thin v", _NONE
+)
+SLOW_DOUBLE_WORK = _tuned(
+    "SLOW_DOUBLE_WORK",
+    2**26,
+    "all",
+    "N L^2 above which a GPU with slow float64 leaves the call to the next backend",
+    _NONE,
+)
+
+# How one launch is divided.
+THREADS = _tuned("THREADS", 256, "fused", "threads of a block", _NONE)
+RESIDENT = _tuned("RESIDENT", 2, "fused", "blocks that a multiprocessor holds at least", _NONE)
+TILE = _tuned("TILE", 32, "fused", "rows and columns of a tile of a product", _DECISIONS)
+TILE_MANY = _tuned("TILE_MANY", 64, "fused", "the same in large batches", _DECISIONS)
+COLUMNS = _tuned("COLUMNS", 8, "fused", "columns that a block sums at once", _NONE)
+COLUMNS_MANY = _tuned("COLUMNS_MANY", 32, "fused", "the same in large batches", _DECISIONS)
+SLAB = _tuned("SLAB", 64, "fused", "terms of a product that shared memory holds", _DECISIONS)
+SLAB_MANY = _tuned("SLAB_MANY", 32, "fused", "the same in large batches", _DECISIONS)
+AHEAD = _tuned("AHEAD", 4, "fused", "loads of the Gram matrix that are under way at once", _NONE)
+WARP_TILES = _tuned("WARP_TILES", 8, "fused", "the most tiles of a panel that a warp holds", _NONE)
+WATCHED_BLOCKS = _tuned(
+    "WATCHED_BLOCKS", 128, "fused", "the most blocks that watch each other's flags", _DECISIONS
+)
+CLUSTER_BLOCKS = _tuned(
+    "CLUSTER_BLOCKS",
+    16,
+    "fused",
+    "the most blocks of a cluster on Hopper and large Blackwell GPUs",
+    "results/bench/h200/batch-share.txt",
+)
+PORTABLE_CLUSTER_BLOCKS = _tuned(
+    "PORTABLE_CLUSTER_BLOCKS", 8, "fused", "the same on small Blackwell GPUs", _NONE
+)
+CLUSTER_SIDE = _tuned(
+    "CLUSTER_SIDE",
+    128,
+    "fused",
+    "N and L up to this take no more blocks than one cluster",
+    "results/bench/h200/batch-share.txt",
+)
+LONG_ROWS = _tuned("LONG_ROWS", 512, "fused", "sums over more rows are cut into parts", _NONE)
+PART_ROWS = _tuned("PART_ROWS", 128, "fused", "the fewest rows of a part", _NONE)
+PART_ROWS_OF_PRODUCTS = _tuned(
+    "PART_ROWS_OF_PRODUCTS",
+    256,
+    "fused",
+    "the fewest rows of a part of a product, for L >= 64",
+    _NONE,
+)
+
+# How large matrices are cut.
+INVERTED_BLOCK = _tuned(
+    "INVERTED_BLOCK", 512, "blocked", "the side of blocks of S that one launch inverts", _NONE
+)
+GRAM_STRIP = _tuned(
+    "GRAM_STRIP", 1024, "blocked", "rows of the float64 Gram matrix computed at once", _NONE
+)
+CUT_INVERSE = _tuned(
+    "CUT_INVERSE", 2048, "blocked", "the side from which products skip the zeros of T", _NONE
+)
+COLUMN_THREADS = _tuned(
+    "COLUMN_THREADS", 1024, "blocked", "threads of a block that sums columns", _NONE
+)
+COLUMN_WIDTH = _tuned("COLUMN_WIDTH", 16, "blocked", "columns of such a block", _NONE)
+SPLIT_TERMS = _tuned(
+    "SPLIT_TERMS",
+    512,
+    "split_fp16",
+    "the fewest terms that tensor cores add up at once",
+    _DECISIONS,
+)
+SPLIT_PIECES = _tuned(
+    "SPLIT_PIECES", 12, "split_fp16", "the most pieces into which a long sum is cut", _DECISIONS
+)
+SPLIT_TILE = _tuned(
+    "SPLIT_TILE", 64, "split_fp16", "rows and columns of a block that splits numbers", _NONE
+)
+SPLIT_TILE_ROWS = _tuned("SPLIT_TILE_ROWS", 16, "split_fp16", "rows of it at once", _NONE)
+
+
+class Way(enum.Enum):
+    """One way to compute on a GPU, named after its file."""
+
+    FUSED = "fused"
+    BLOCKED = "blocked"
+    SPLIT_FP16 = "split_fp16"
+
+
+class Tier(NamedTuple):
+    """The ways that serve one size.
+
+    Attributes:
+        factors: for U and T, and for the T-CWY matrix and its gradient.
+        matrix: for Q.
+        gradient: for the gradient of Q.
+    """
+
+    factors: Way
+    matrix: Way
+    gradient: Way
+
+
+SMALL = Tier(Way.FUSED, Way.FUSED, Way.FUSED)
+THIN = Tier(Way.FUSED, Way.BLOCKED, Way.BLOCKED)
+THIN_LONG = Tier(Way.FUSED, Way.SPLIT_FP16, Way.BLOCKED)
+LARGE = Tier(Way.BLOCKED, Way.BLOCKED, Way.BLOCKED)
+LARGEST = Tier(Way.BLOCKED, Way.SPLIT_FP16, Way.SPLIT_FP16)
+
+
+def choose(v: Tensor) -> Tier:
+    """Return the ways that serve ``v (*, N, L)``."""
+    n, size = v.shape[-2:]
+    if max(n, size) <= ONE_LAUNCH_SIDE:
+        return SMALL
+    entries = v.numel()
+    if size > THIN_COLUMNS:
+        if entries >= SPLIT_ENTRIES and size <= n and can_split(v):
+            return LARGEST
+        return LARGE
+    if entries <= THIN_ENTRIES and entries // size * n <= THIN_Q_ENTRIES:
+        return SMALL
+    if n >= SPLIT_THIN_ROWS and can_split(v):
+        return THIN_LONG
+    return THIN
+
+
+def can_split(v: Tensor) -> bool:
+    """Return whether tensor cores take these sizes and add up fp16 products in float32.
+
+    The Gram matrix stays in float64, which must be fast.
+    """
+    n, size = v.shape[-2:]
+    if v.dim() != 2 or n % 8 != 0 or size % 8 != 0:
+        return False
+    if torch.backends.cuda.matmul.allow_fp16_accumulation:
+        return False
+    return has_fast_double(v.get_device())
+
+
+def is_slow(v: Tensor) -> bool:
+    """Return whether ``v (*, N, L)`` needs much float64 work from a GPU that is slow at it."""
+    if v.numel() * v.shape[-1] <= SLOW_DOUBLE_WORK:
+        return False
+    return not has_fast_double(v.get_device())
