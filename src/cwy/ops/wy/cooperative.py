@@ -143,7 +143,7 @@ def divide(source: Source, count: int, n: int, size: int, device: int) -> Divisi
     splits = 1
     if n > tiers.LONG_ROWS:
         chunks = max(1, min(room // columns, n // tiers.PART_ROWS))
-        part_rows = max(tiers.PART_ROWS, min(4 * size, tiers.PART_ROWS_OF_PRODUCTS))
+        part_rows = max(tiers.PART_ROWS, min(4 * size, tiers.PRODUCT_PART_ROWS))
         splits = max(1, min(room // grams, n // part_rows))
     panels = own * (-(-n // SIDE) + -(-size // SIDE))
     products = own * _tile_count(n, size, tiles.side)
@@ -169,7 +169,7 @@ def _largest_cluster(device: int) -> int:
     if major in (9, 10):
         return tiers.CLUSTER_BLOCKS
     if major > 10:
-        return tiers.PORTABLE_CLUSTER_BLOCKS
+        return tiers.SMALL_CLUSTER_BLOCKS
     return 0
 
 

@@ -112,8 +112,8 @@ CLUSTER_BLOCKS = _tuned(
     "the most blocks of a cluster on Hopper and large Blackwell GPUs",
     "results/bench/h200/batch-share.txt",
 )
-PORTABLE_CLUSTER_BLOCKS = _tuned(
-    "PORTABLE_CLUSTER_BLOCKS", 8, "fused", "the same on small Blackwell GPUs", _NONE
+SMALL_CLUSTER_BLOCKS = _tuned(
+    "SMALL_CLUSTER_BLOCKS", 8, "fused", "the same on small Blackwell GPUs", _NONE
 )
 CLUSTER_SIDE = _tuned(
     "CLUSTER_SIDE",
@@ -124,8 +124,8 @@ CLUSTER_SIDE = _tuned(
 )
 LONG_ROWS = _tuned("LONG_ROWS", 512, "fused", "sums over more rows are cut into parts", _NONE)
 PART_ROWS = _tuned("PART_ROWS", 128, "fused", "the fewest rows of a part", _NONE)
-PART_ROWS_OF_PRODUCTS = _tuned(
-    "PART_ROWS_OF_PRODUCTS",
+PRODUCT_PART_ROWS = _tuned(
+    "PRODUCT_PART_ROWS",
     256,
     "fused",
     "the fewest rows of a part of a product, for L >= 64",
