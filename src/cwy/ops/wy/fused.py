@@ -187,10 +187,8 @@ def _launch_forward(
     full_rank = kept is not None and wanted == "matrix" and size >= n
     u_floats = count * n * size
     y_floats = 0
-    if wanted == "truncated":
-        y_floats = count * size * size
-    elif wanted == "matrix" and not full_rank:
-        y_floats = u_floats
+    if not full_rank:
+        y_floats = count * size * _y_rows(wanted, n, size)
     floats = y_floats
     if kept is None:
         floats += u_floats + count * size
@@ -231,6 +229,15 @@ def _launch_forward(
             groups=division.groups,
         )
     )
+
+
+def _y_rows(wanted: Result | Literal["factors"], n: int, size: int) -> int:
+    """Return the rows of a y that is needed on the way to the result, and not kept."""
+    if wanted == "truncated":
+        return size
+    if wanted == "matrix":
+        return n
+    return 0
 
 
 def narrow_gradient(

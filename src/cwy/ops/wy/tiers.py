@@ -1,9 +1,11 @@
 """Which of the CUDA ways serves which size: one function, and one table of tuned constants.
 
-There are three ways. *fused* takes one launch from vectors to Q and one for the gradient. *blocked*
-uses torch's float32 products, and kernels for the rest. *split_fp16* runs these products as fp16
-ones with float32 accuracy. :func:`choose` picks them by size. :func:`rows` returns the table, which
-README.md and ``cwy info`` show.
+There are three ways. The way "fused" takes one launch from vectors to Q and one for the gradient.
+The way "blocked" uses torch's float32 products, and kernels for the rest. The way "split_fp16" runs
+these products as fp16 ones with float32 accuracy.
+
+:func:`choose` picks them by size. :func:`rows` returns the table, which README.md and ``cwy info``
+show.
 """
 
 from __future__ import annotations
