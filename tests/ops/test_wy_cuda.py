@@ -1,5 +1,6 @@
 """The kernels of the op: every variant against float64, on hard vectors and odd sizes, and compiled without a GPU."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -424,6 +425,22 @@ def test_the_readme_has_the_table_of_tiers():
         assert getattr(tiers, row["constant"]) == row["value"]
         assert row["way"] in (*(way.value for way in tiers.Way), "all")
         assert row["record"] == "none kept" or (ROOT / row["record"]).is_file()
+
+
+def test_a_glossary_has_every_macro_and_template_parameter():
+    glossary = set()
+    parameters = set()
+    for path in cooperative.KERNELS.iterdir():
+        text = path.read_text(encoding="utf-8")
+        for words in re.findall(r"^//   (\w+(?:, \w+)*)  +\S", text, re.MULTILINE):
+            glossary |= set(words.split(", "))
+        for declared in re.findall(r"^template <(.*)>$", text, re.MULTILINE):
+            parameters |= {one.split("=")[0].split()[-1] for one in declared.split(", ")}
+    macros = {*cooperative.MACROS, *cooperative.FEW_TILES.macros, *split_fp16.MACROS}
+    for source in (blocked.INVERT_BLOCKS, fused.FORWARD, *fused.BACKWARD.values()):
+        macros |= set(source.macros)
+    assert {"LEFT_ALONG", "Put", "T"} <= parameters
+    assert macros | parameters == glossary
 
 
 def test_why_it_does_not_serve(monkeypatch):
