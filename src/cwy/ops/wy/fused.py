@@ -167,8 +167,10 @@ class _Kept(NamedTuple):
 
 
 class _Addresses(NamedTuple):
-    """Where the kernel writes t, y and the result. None is not written."""
+    """Where the kernel writes. None is not written."""
 
+    u: int
+    reciprocal: int
     t: int | None
     y: int | None
     out: int | None
@@ -197,26 +199,21 @@ def _launch_forward(
     work = workspace(v, division.blocks, numbers, floats)
     if kept is None:
         u = work.floats + 4 * y_floats
-        factor = None
-        reciprocal = u + 4 * u_floats
+        places = _Addresses(u, u + 4 * u_floats, t=None, y=work.floats, out=address(result))
     else:
-        u = kept.u.data_ptr()
-        factor = kept.factor.data_ptr()
-        reciprocal = kept.reciprocal.data_ptr()
-    addresses = _Addresses(t=factor, y=address(result), out=None)
-    if full_rank:
-        addresses = _Addresses(t=None, y=factor, out=address(result))
-    elif y_floats > 0:
-        addresses = _Addresses(t=factor, y=work.floats, out=address(result))
+        y = None
+        if y_floats > 0:
+            y = work.floats
+        places = _kept_addresses(kept, address(result), y, full_rank)
     division.launch(
         Forward(
             v=v.data_ptr(),
             signs=address(signs),
-            u=u,
-            reciprocal=reciprocal,
-            t=addresses.t,
-            y=addresses.y,
-            out=addresses.out,
+            u=places.u,
+            reciprocal=places.reciprocal,
+            t=places.t,
+            y=places.y,
+            out=places.out,
             work=work.numbers,
             flags=work.flags,
             ticket=next_ticket(),
@@ -229,6 +226,25 @@ def _launch_forward(
             groups=division.groups,
         )
     )
+
+
+def _kept_addresses(kept: _Kept, result: int | None, y: int | None, full_rank: bool) -> _Addresses:
+    """Return the addresses for a call that keeps its factors.
+
+    Args:
+        kept: the tensors that are kept.
+        result: where the result goes.
+        y: where a y goes that is needed but not kept.
+        full_rank: whether y is kept in place of t.
+    """
+    u = kept.u.data_ptr()
+    factor = kept.factor.data_ptr()
+    reciprocal = kept.reciprocal.data_ptr()
+    if full_rank:
+        return _Addresses(u, reciprocal, t=None, y=factor, out=result)
+    if y is not None:
+        return _Addresses(u, reciprocal, t=factor, y=y, out=result)
+    return _Addresses(u, reciprocal, t=factor, y=result, out=None)
 
 
 def _y_rows(wanted: Result | Literal["factors"], n: int, size: int) -> int:

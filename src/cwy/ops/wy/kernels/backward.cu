@@ -1,4 +1,4 @@
-// The gradient of the vectors in one launch, with the letters of README.md; Z is the gradient of the result.
+// The gradient of the vectors in one launch, with the letters of README.md. Z is the gradient of the result.
 //
 // Macros, apart from those of grid.cuh:
 //   KIND       what the gradient is of, one of the next five
@@ -47,7 +47,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) backward(const B
       return [=](int i, int j, float value) { to[i * columns + j] = value; };
     };
   };
-  // l x l; if `upper`, D + D^T from what is above the diagonal of D alone
+  // l x l. If `upper`, D + D^T from only what is above the diagonal of D
   auto into_square = [=](float* x, bool upper) {
     return [=](int b) {
       const View<float> to(x + b * ll);

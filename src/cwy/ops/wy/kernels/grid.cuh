@@ -23,7 +23,7 @@ __device__ __forceinline__ Ticket get(const Ticket* from) {
   return ticket;
 }
 
-// Of the blocks that the hardware holds together, from capability 9 on: how many, and their barrier.
+// The size and the barrier of a cluster. Capability 9 and above have clusters.
 __device__ __forceinline__ int cluster_size() {
   int size = 1;
 #if __CUDA_ARCH__ >= 900
@@ -37,13 +37,13 @@ __device__ __forceinline__ void meet_in_cluster() {
 #endif
 }
 
-// The blocks that share some of the matrices, which take the tiles of a phase in turn. Tickets are new at each call, so
-// that flags need not be cleared first. A graph replayed comes with the same ones: a kernel must meet twice or more,
-// which leaves others than the first.
+// The blocks of one group, which take the tiles of a phase in turn. Tickets are new at each call, so flags need not be
+// cleared. A replayed graph brings the same tickets again. A kernel must therefore meet at least twice, which leaves
+// later tickets in the flags.
 struct Grid {
   const int group, size, index;
   const bool clustered;  // a cluster is a group: flags are not needed
-  Ticket* const flags;   // one for each block; of more than WATCHED_BLOCKS, the first says that all have come
+  Ticket* const flags;   // one per block. With more than WATCHED_BLOCKS, the first reports that all have come
   Ticket ticket;
   int turn;
 
@@ -70,7 +70,7 @@ struct Grid {
   __device__ void meet_by_flags() {
     __syncthreads();
     if (size == 1) return;
-    if (size <= WATCHED_BLOCKS) {  // each watches all, who may be on their way to the next meeting, or have left
+    if (size <= WATCHED_BLOCKS) {  // each watches all others, which may have gone on to the next meeting, or left
       if (threadIdx.x == 0) set(flags + index, ticket);
       if (threadIdx.x < size)
         while (get(flags + threadIdx.x) - ticket > 1) {
@@ -90,8 +90,8 @@ struct Grid {
   }
 };
 
-// x[i], for fewer than 2^30 of them: a place is x and one short number, and x is not computed again at each use, which
-// a compiler that is short of registers would do. Loops spent more on places than on sums.
+// x[i], for fewer than 2^30 entries. A place is x and one short number. The compiler may not compute x again at each
+// use, which it does when registers are short. Loops then spend more on places than on sums.
 template <class T>
 struct View {
   T* x;
@@ -161,9 +161,8 @@ __device__ void over_entries(Grid& grid, int count, int rows, int columns, Each 
   grid.turn -= count * per;
 }
 
-// put(b)(i, j, sum over k of left(b)(i, k) right(b)(k, j)) for every entry of `count` matrices. range(b, i, j) says
-// over which k the tile at (i, j) runs; a tile without any is left out. Each operand says whether its neighbours in
-// memory are along k. The operands are those of matrix b / splits.
+// put(b)(i, j, sum over k of left(b)(i, k) right(b)(k, j)) for every entry of `count` matrices. range(b, i, j) returns
+// over which k the tile at (i, j) runs. A tile without any is left out. The operands are those of matrix b / splits.
 template <bool LEFT_ALONG, bool RIGHT_ALONG, class Range, class Left, class Right, class Put>
 __device__ void product(Grid& grid, int count, int rows, int columns, Range range, Left left, Right right, Put put,
                         int splits = 1) {

@@ -1,5 +1,5 @@
-// Upper-triangular systems S X = B in float64, eight columns of B at once, by a team of warps: no others need be waited
-// for.
+// Upper-triangular systems S X = B in float64. A team of warps solves eight columns of B at once and waits for no
+// other.
 //
 // Macros, apart from those of gram.cuh:
 //   SIDE        rows and columns of a tile of S, and columns of a panel
