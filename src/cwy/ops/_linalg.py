@@ -95,7 +95,18 @@ def _wide(x: Tensor) -> torch.dtype:
 
 
 def double(x: Tensor) -> Tensor:
-    """Return ``x`` in float64 or complex128, detached, on a device that has them."""
+    """Return ``x`` in float64 or complex128, detached, on a device that has them.
+
+    Args:
+        x: a tensor of any dtype.
+
+    Returns:
+        A tensor of the shape of ``x``, on a CPU if the device of ``x`` lacks float64.
+
+    Example:
+        >>> double(torch.ones(2, requires_grad=True))
+        tensor([1., 1.], dtype=torch.float64)
+    """
     x = x.detach()
     if x.device.type == "mps":
         x = x.cpu()
