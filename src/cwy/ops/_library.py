@@ -5,20 +5,15 @@ from typing import Any
 
 import torch
 
+from .._torch import transform_is_active
 from ._precision import in_full_precision
 
-below_autograd = torch._C._AutoDispatchBelowAutograd
 _library = torch.library.Library("cwy", "FRAGMENT")
-
-
-def transformed() -> bool:
-    """Return whether a ``torch.func`` transform is active, which differentiates only ATen ops."""
-    return torch._C._are_functorch_transforms_active()
 
 
 def opaque() -> bool:
     """Return whether to call an opaque op: under a compiler, outside ``torch.func`` transforms."""
-    return torch.compiler.is_compiling() and not transformed()
+    return torch.compiler.is_compiling() and not transform_is_active()
 
 
 def define(

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from ._library import below_autograd, define, opaque, transformed
+from .._torch import below_autograd, has_storage, transform_is_active
+from ._library import define, opaque
 from .checks import check_tensor
 
 # Matrices up to this size are inverted by one triangular solve. Larger ones are cut in two, because
@@ -35,14 +36,14 @@ def product(a: Tensor, b: Tensor) -> Tensor:
     Autograd differentiates a recorded backward pass outside of :func:`full_precision`. The op holds
     full precision there too.
     """
-    if torch.is_grad_enabled() and not transformed():
+    if torch.is_grad_enabled() and not transform_is_active():
         return matmul_op(a, b)
     return a @ b
 
 
 def multiply(a: Tensor, b: Tensor) -> Tensor:
     """Return ``a @ b`` for equal batch dimensions, in full precision forward and backward."""
-    if transformed():
+    if transform_is_active():
         return torch.matmul(a, b)
     return matmul_op(a, b)
 
@@ -290,7 +291,7 @@ def _is_cut(a: Tensor, b: Tensor) -> bool:
         return False
     # A tensor inside vmap (also by is_grads_batched) has no storage, and vmap has no rule for
     # results written into a part of a tensor.
-    return torch._C._has_storage(a) and torch._C._has_storage(b)
+    return has_storage(a) and has_storage(b)
 
 
 def _times_into(out: Tensor, a: Tensor, t: Tensor, upper: bool) -> None:

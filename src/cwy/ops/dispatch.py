@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.autograd.forward_ad import unpack_dual
 
+from .._torch import transform_is_active
+
 
 def _never(*what: Any) -> str | None:
     return None
@@ -59,7 +61,7 @@ def why_only_aten(*tensors: Tensor | None) -> str | None:
 
 def why_only_autograd(*tensors: Tensor | None) -> str | None:
     """Return the reason why torch itself must differentiate, or None."""
-    if torch._C._are_functorch_transforms_active():
+    if transform_is_active():
         return "a torch.func transform is active, which differentiates ATen ops"
     if any(t is not None and unpack_dual(t).tangent is not None for t in tensors):
         return "an argument carries a forward-mode tangent"

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..._torch import gpu_index, gpu_stream
 from .compiler import Defines, arch, bindings, cubin, value_of
 from .structures import Structures
 
@@ -128,14 +129,14 @@ class Kernel:
         lost = self._driver.CUresult.CUDA_ERROR_INVALID_CONTEXT
 
         def launch(*args: Argument) -> None:
-            if torch._C._cuda_getDevice() != index:
+            if gpu_index() != index:
                 with torch.cuda.device(index):
                     launch(*args)
                 return
             values = [_argument(arg) for arg in args]
             pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
             with lock:
-                config.hStream = torch._C._cuda_getCurrentRawStream(index)
+                config.hStream = gpu_stream(index)
                 (status,) = enqueue(config, function, ctypes.addressof(pointers), 0)
                 if status == lost:
                     _make_current(index)

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn.functional import conv_transpose2d
 
-from .._library import below_autograd, define
+from ..._torch import below_autograd, dispatch_mode_count, has_storage
+from .._library import define
 from .._precision import in_full_precision
 from . import bptt
 from .bptt import Rollout
@@ -46,7 +47,7 @@ def rollout(
 
 def _seen(tensors: list[Tensor]) -> bool:
     """Whether a compiler, a mode or a kind of tensor looks at what is called, and must see one op."""
-    looking = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
+    looking = torch.compiler.is_compiling() or dispatch_mode_count() > 0
     return looking or any(type(t) not in (Tensor, torch.nn.Parameter) for t in tensors)
 
 
@@ -168,7 +169,7 @@ class _Rollout(Function):
             g = None  # only the last states were wanted
         if g is None and gn is None:
             return None, None, None, None, None, *(None for _ in q)
-        batched = not all(torch._C._has_storage(t) for t in (g, gn) if t is not None)
+        batched = not all(has_storage(t) for t in (g, gn) if t is not None)
         if torch.is_grad_enabled() or batched:
             dx, dh0, dq, dbias, dweight = _differentiable_backward(
                 g, gn, x, h0, q, bias, weight, states, signs, ctx.how

@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from .._library import below_autograd, define, transformed
+from ..._torch import below_autograd, transform_is_active
+from .._library import define
 from .._linalg import multiply
 
 
@@ -18,7 +19,7 @@ def cayley(a: Tensor) -> Tensor:
         >>> orthogonality_error(cayley(x - x.mT)) < 1e-12
         True
     """
-    if transformed():
+    if transform_is_active():
         return _cayley(a)
     return _cayley_op(a)
 

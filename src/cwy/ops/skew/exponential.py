@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from .._library import below_autograd, define, transformed
+from ..._torch import below_autograd, transform_is_active
+from .._library import define
 from .._linalg import multiply, widen_if_cheap
 from .capturable import LARGEST
 from .frechet import Pair, exponential_and_slope, largest_norm, widened
@@ -26,7 +27,7 @@ def matrix_exp(a: Tensor) -> Tensor:
         >>> orthogonality_error(matrix_exp(x - x.mT)) < 1e-12
         True
     """
-    if not transformed():
+    if not transform_is_active():
         return _matrix_exp_op(a)
     wide = widen_if_cheap(a)
     near = torch.linalg.matrix_norm(wide.detach(), 1) <= largest_norm(wide.dtype)
@@ -94,7 +95,7 @@ def _may_not_synchronize() -> bool:
 
 def _exp_derivative(a: Tensor, da: Tensor) -> Tensor:
     r"""Compute $L(A, dA)$, which is linear in dA."""
-    if not transformed():
+    if not transform_is_active():
         return _matrix_exp_slope_op(a, da)
     scale = _largest_entry(da)
     blocks = widen_if_cheap(_blocks(a, da / scale))

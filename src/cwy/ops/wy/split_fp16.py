@@ -20,6 +20,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..._torch import foreach_norm
 from .. import _nvrtc
 from . import tiers
 from .blocked import QY, add_diagonal_, project_, sign_rows_
@@ -193,5 +194,5 @@ def narrow_gradient(
 
 
 def _norm(z: Tensor) -> Tensor:
-    (norm,) = torch._foreach_norm([z], 2, torch.float64)  # vector_norm would copy z in float64
+    (norm,) = foreach_norm([z], 2, torch.float64)  # vector_norm would copy z in float64
     return norm
