@@ -243,3 +243,18 @@ def test_hooks_before_a_state_is_loaded():
     hooks.clear()
     layer.load_state_dict(layer.state_dict())
     assert called == [1]
+
+
+def test_lazy_conjugation_inside_an_op_of_a_compiled_program():
+    library = torch.library.Library("cwy_test", "FRAGMENT")
+    library.define("squares(Tensor x) -> Tensor")
+
+    def squares(x):
+        with _torch.with_lazy_conjugation():
+            return x * x.conj()
+
+    library.impl("squares", squares, "CompositeExplicitAutograd")
+    torch.library.register_fake("cwy_test::squares", torch.empty_like, lib=library)
+    x = torch.randn(3, dtype=torch.complex128)
+    compiled = torch.compile(torch.ops.cwy_test.squares, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x), x * x.conj())

@@ -7,7 +7,8 @@ and a compiler recognizes them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -47,6 +48,7 @@ __all__ = [
     "transform_is_active",
     "tree_map_only",
     "unparametrized_class",
+    "with_lazy_conjugation",
 ]
 
 transform_is_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
@@ -101,6 +103,20 @@ def originals(chain: ParametrizationList) -> tuple[Tensor, ...]:
     if chain.is_tensor:
         return (chain.original,)
     return tuple([getattr(chain, f"original{i}") for i in range(chain.ntensors)])
+
+
+@contextmanager
+def with_lazy_conjugation() -> Iterator[None]:
+    """Let ops see that a complex tensor is conjugated, also inside an op of a compiled program.
+
+    There torch leaves out the keys that resolve ``x.conj()``, and the numbers would be wrong.
+    """
+    included = torch._C._dispatch_tls_local_include_set()
+    excluded = torch._C._dispatch_tls_local_exclude_set()
+    excluded = excluded.remove(torch._C.DispatchKey.Conjugate)
+    excluded = excluded.remove(torch._C.DispatchKey.Negative)
+    with torch._C._ForceDispatchKeyGuard(included, excluded):
+        yield
 
 
 def unparametrized_class(module: nn.Module) -> type[nn.Module]:

@@ -1,7 +1,7 @@
 """Products of Householder reflections by the compact WY transform."""
 
 from .. import dispatch
-from . import analytic, composite, cuda, reference
+from . import analytic, composite, cuda, reference, registered
 from .inverse import householder_vectors
 from .wy import WY, cwy_matrix, cwy_multiply, tcwy_matrix, wy_factors
 
@@ -22,8 +22,12 @@ dispatch.provide(
         "analytic", analytic, "eager mode: hand-written backward", dispatch.why_only_aten
     ),
     dispatch.Backend(
-        "composite", composite, "torch.compile, torch.export, torch.func, forward-mode AD: ATen ops"
+        "registered",
+        registered,
+        "torch.compile, torch.export: ops that choose their backend when they run",
+        registered.why_not,
     ),
+    dispatch.Backend("composite", composite, "torch.func, forward-mode AD: ATen ops"),
     dispatch.Backend(
         "reference", reference, "one reflection at a time: the definition, for checking"
     ),

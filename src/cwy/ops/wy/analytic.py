@@ -309,3 +309,81 @@ def tcwy_matrix(v: Tensor, signs: Tensor | None = None) -> Tensor:
 
 def cwy_multiply(v: Tensor, x: Tensor, adjoint: bool) -> Tensor:
     return _Multiply.apply(v, x, adjoint)[0]
+
+
+# The passes of the registered ops. They run without a graph.
+
+_NO_GRADIENTS = FactorGradients(None, None)
+
+
+def forward_factors(v: Tensor) -> tuple[Tensor, ...]:
+    """Return U, T and the reciprocal norms."""
+    saved = _factors(v)
+    return saved.u, saved.t, saved.reciprocal
+
+
+def backward_factors(
+    u: Tensor, t: Tensor, reciprocal: Tensor, gu: Tensor | None, gt: Tensor | None
+) -> Tensor | None:
+    """Return the gradient of v."""
+    return factors_backward(Saved(u, u, t, reciprocal), FactorGradients(gu, gt))
+
+
+def forward_matrix(v: Tensor, signs: Tensor | None) -> tuple[Tensor, ...]:
+    """Return Q, its columns times signs, U, a factor (Y if L >= N, else T), the reciprocal norms."""
+    saved = _factors(v)
+    u = saved.u
+    y = times(u, saved.t.mH, upper=False)
+    q = sign_columns(_eye_minus_(u @ y.mH), signs)
+    if u.shape[-1] >= u.shape[-2]:
+        return q, u, y, saved.reciprocal
+    return q, u, saved.t, saved.reciprocal
+
+
+def backward_matrix(
+    z: Tensor, q: Tensor, u: Tensor, factor: Tensor, reciprocal: Tensor, signs: Tensor | None
+) -> Tensor | None:
+    """Return the gradient of v from that of Q, with what the forward pass returned."""
+    if signs is not None:
+        signs = signs.conj()
+    z = sign_columns(z, signs)
+    saved = Saved(u, u, factor, reciprocal)
+    if u.shape[-1] < u.shape[-2]:
+        return matrix_backward(saved, None, z, _NO_GRADIENTS)
+    return matrix_backward(saved, sign_columns(q, signs), z, _NO_GRADIENTS, factor)
+
+
+def forward_truncated(v: Tensor, signs: Tensor | None) -> tuple[Tensor, ...]:
+    """Return the first columns of Q, times signs, U, T and the reciprocal norms."""
+    saved = _factors(v)
+    u = saved.u
+    omega = _eye_minus_(u @ (saved.t @ u[..., : u.shape[-1], :].mH))
+    return sign_columns(omega, signs), u, saved.t, saved.reciprocal
+
+
+def backward_truncated(
+    z: Tensor, u: Tensor, t: Tensor, reciprocal: Tensor, signs: Tensor | None
+) -> Tensor | None:
+    """Return the gradient of v from that of the first columns of Q."""
+    if signs is not None:
+        z = sign_columns(z, signs.conj())
+    return truncated_backward(Saved(u, u, t, reciprocal), z, _NO_GRADIENTS)
+
+
+def forward_multiply(v: Tensor, x: Tensor, adjoint: bool) -> tuple[Tensor, ...]:
+    """Return the rows of x mapped by Q or its adjoint, U, T and the reciprocal norms."""
+    saved = _factors(v)
+    u = saved.u
+    t = saved.t.mT
+    if adjoint:
+        t = saved.t.conj()
+    c = (x @ u.conj()) @ t
+    return x - c @ u.mT, u, saved.t, saved.reciprocal
+
+
+def backward_multiply(
+    gy: Tensor, x: Tensor, u: Tensor, t: Tensor, reciprocal: Tensor, adjoint: bool
+) -> MultiplyGradients:
+    """Return the gradients of v and x."""
+    saved = Saved(u, u, t, reciprocal)
+    return multiply_backward(saved, x, gy, _NO_GRADIENTS, adjoint, needs_v=True, needs_x=True)

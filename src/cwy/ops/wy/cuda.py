@@ -387,3 +387,124 @@ def cwy_multiply(v: Tensor, x: Tensor, adjoint: bool) -> Tensor:
     if x.dim() <= 3:
         return y
     return y.reshape(x.shape)
+
+
+# The passes of the registered ops. They run without a graph.
+
+
+def _with_batch(batch: torch.Size, *flat: Tensor) -> tuple[Tensor, ...]:
+    """Return results of flattened matrices with the batch dimensions that these had."""
+    return tuple(x.reshape(*batch, *x.shape[-2:]) for x in flat)
+
+
+def _flat_signs(signs: Tensor | None) -> Tensor | None:
+    if signs is None:
+        return None
+    if signs.dim() > 2:
+        signs = signs.flatten(0, -2)
+    return signs.contiguous()
+
+
+def forward_factors(v: Tensor) -> tuple[Tensor, ...]:
+    """Return U, T and the reciprocal norms."""
+    return _with_batch(v.shape[:-2], *_factors(_flat(v)))
+
+
+def backward_factors(
+    u: Tensor, t: Tensor, reciprocal: Tensor, gu: Tensor | None, gt: Tensor | None
+) -> Tensor | None:
+    """Return the gradient of v."""
+    flat = _flat(u)
+    if tiers.choose(flat).factors is not Way.FUSED or gt is None:
+        return analytic.backward_factors(u, t, reciprocal, gu, gt)
+    if gu is not None:
+        gu = _flat(gu)
+    dv = fused.factors_gradient(flat, _flat(t), _flat(reciprocal), gu, _flat(gt))
+    return dv.reshape(u.shape)
+
+
+def forward_matrix(v: Tensor, signs: Tensor | None) -> tuple[Tensor, ...]:
+    """Return Q, its columns times signs, U, a factor (Y if L >= N, else T), the reciprocal norms."""
+    flat = _flat(v)
+    signs = _flat_signs(signs)
+    tier = tiers.choose(flat)
+    if tier.matrix is Way.FUSED:
+        u, factor, reciprocal, q = fused.forward(flat, "matrix", signs)
+        return _with_batch(v.shape[:-2], q, u, factor, reciprocal)
+    large = _large_matrix(flat, signs, tier)
+    factor = large.t
+    if v.shape[-1] >= v.shape[-2]:
+        factor = large.y
+    return _with_batch(v.shape[:-2], large.q, large.u, factor, large.reciprocal)
+
+
+def backward_matrix(
+    z: Tensor, q: Tensor, u: Tensor, factor: Tensor, reciprocal: Tensor, signs: Tensor | None
+) -> Tensor:
+    """Return the gradient of v from that of Q, with what the forward pass returned."""
+    shape = u.shape
+    z, q, u, factor, reciprocal = (_flat(x) for x in (z, q, u, factor, reciprocal))
+    signs = _flat_signs(signs)
+    tier = tiers.choose(u)
+    if u.shape[-1] >= u.shape[-2]:
+        if tier.gradient is Way.FUSED:
+            dv = fused.wide_gradient(u, factor, reciprocal, q, z, signs)
+        else:
+            dv = _large_wide_gradient(u, factor, reciprocal, q, z, signs, way=tier.gradient)
+    elif tier.gradient is Way.FUSED:
+        dv = fused.narrow_gradient(u, factor, reciprocal, z, signs)
+    else:
+        y = sign_rows_(_product(u, factor.mT), signs)
+        dv = _large_narrow_gradient(u, factor, reciprocal, y, z, signs, tier=tier)
+    return dv.reshape(shape)
+
+
+_product = in_full_precision(torch.matmul)
+
+
+def forward_truncated(v: Tensor, signs: Tensor | None) -> tuple[Tensor, ...]:
+    """Return the first columns of Q, times signs, U, T and the reciprocal norms."""
+    flat = _flat(v)
+    signs = _flat_signs(signs)
+    if tiers.choose(flat).factors is Way.FUSED:
+        u, t, reciprocal, omega = fused.forward(flat, "truncated", signs)
+    else:
+        u, t, reciprocal, omega = _large_truncated(flat, signs)
+    return _with_batch(v.shape[:-2], omega, u, t, reciprocal)
+
+
+def backward_truncated(
+    z: Tensor, u: Tensor, t: Tensor, reciprocal: Tensor, signs: Tensor | None
+) -> Tensor:
+    """Return the gradient of v from that of the first columns of Q."""
+    shape = u.shape
+    z, u, t, reciprocal = (_flat(x) for x in (z, u, t, reciprocal))
+    signs = _flat_signs(signs)
+    if tiers.choose(u).factors is Way.FUSED:
+        dv = fused.truncated_gradient(u, t, reciprocal, z, signs)
+    else:
+        dv = _large_truncated_gradient(u, t, reciprocal, sign_columns(z, signs))
+    return dv.reshape(shape)
+
+
+@in_full_precision
+def forward_multiply(v: Tensor, x: Tensor, adjoint: bool) -> tuple[Tensor, ...]:
+    """Return the rows of x mapped by Q or its adjoint, U, T and the reciprocal norms."""
+    rows = _flat(x)
+    u, t, reciprocal = _factors(_flat(v))
+    y = u @ t.mT
+    if adjoint:
+        y = u @ t
+    moved = _minus_product(rows, rows @ y, u.mT)
+    return moved.reshape(x.shape), *_with_batch(v.shape[:-2], u, t, reciprocal)
+
+
+def backward_multiply(
+    gy: Tensor, x: Tensor, u: Tensor, t: Tensor, reciprocal: Tensor, adjoint: bool
+) -> tuple[Tensor, ...]:
+    """Return the gradients of v and x."""
+    flat = Saved(_flat(u), _flat(u), _flat(t), _flat(reciprocal))
+    found = _multiply_gradient(flat, _flat(x), _flat(gy), adjoint, needs_v=True, needs_x=True)
+    assert found.v is not None
+    assert found.x is not None
+    return found.v.reshape(u.shape), found.x.reshape(x.shape)
