@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import cwy
-from cwy import info
+from cwy import _provenance, info
 from cwy.ops import dispatch
 
 from .test_cli import COMMAND, run
@@ -19,7 +19,7 @@ def test_json_lists_every_method_and_backend():
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["versions"]["torch"] == torch.__version__
-    assert set(info.OPTIONAL) < set(found["versions"])
+    assert set(_provenance.OPTIONAL) < set(found["versions"])
     assert [row["name"] for row in found["methods"]] == list(cwy.METHODS)
     on_cpu = [row for row in found["backends"] if row["device"] == "cpu"]
     every = [

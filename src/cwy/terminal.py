@@ -1,8 +1,4 @@
-"""Functions that all commands share.
-
-Commands report mistakes in one line, try folders before any work is done, and go on when nobody reads
-their output any more.
-"""
+"""What commands share: mistakes told in one line, folders tried before any work is done, work that outlives its reader."""
 
 from __future__ import annotations
 
@@ -20,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def steady() -> Console:
-    """Return a console for long work, which goes on when nobody reads it, as after ``| head``."""
+    """A console for long work, which goes on when nobody reads any more, as after ``| head``."""
     from rich.console import Console
 
     class Steady(Console):
@@ -42,20 +38,13 @@ def printable(text: object, keep: str = "") -> str:
         >>> printable("run\\x1b[2J")
         'run\\\\x1b[2J'
     """
-    return "".join(_spelled(character, keep) for character in str(text))
-
-
-def _spelled(character: str, keep: str) -> str:
-    if character.isprintable() or character in keep:
-        return character
-    return ascii(character)[1:-1]
+    return "".join(c if c.isprintable() or c in keep else ascii(c)[1:-1] for c in str(text))
 
 
 def fold(text: str, width: int | None) -> str:
-    """Break lines that are wider than a terminal, and give a command a line of its own.
+    """Break lines that are wider than a terminal between words, and give a command a line of its own.
 
-    Lines break between words. Those that begin with a space, such as code, stay as they are.
-    Without a width all lines stay.
+    Lines that begin with a space, such as code, stay as they are. Without a width everything does.
 
     Example:
         >>> print(fold("stopped, and saved. To go on: cwy resume runs/copying/1000-cwy-seed0", 40))
@@ -76,7 +65,7 @@ def fold(text: str, width: int | None) -> str:
 
 
 def complaint(text: str) -> str:
-    """Return a message for standard error, folded where that is a terminal."""
+    """A message for standard error, folded where that is a terminal."""
     width = None
     with suppress(OSError):
         width = os.get_terminal_size(2).columns
@@ -85,31 +74,18 @@ def complaint(text: str) -> str:
 
 @contextmanager
 def plainly(error: type[Exception], what: str = "") -> Generator[None]:
-    """End the command with one line, not a traceback, where the user can mend such an error."""
+    """Ends the command with one line, not a traceback, where such an error is the user's to mend."""
     try:
         yield
     except error as mistake:
-        reason = getattr(mistake, "strerror", None) or mistake
-        sys.exit(printable(f"cwy: {what}{reason}", keep="\n"))
+        told = getattr(mistake, "strerror", None) or mistake
+        sys.exit(printable(f"cwy: {what}{told}", keep="\n"))
 
 
 def writable(folder: Path) -> Path:
-    """Return the folder, made if need be, or raise if nothing can be written there."""
+    """The folder, made if need be; raises before any work is done if nothing can be written there."""
     from tempfile import TemporaryFile
 
     folder.mkdir(parents=True, exist_ok=True)
     with TemporaryFile(dir=folder):
         return folder
-
-
-@contextmanager
-def whole(path: Path) -> Generator[Path]:
-    """Yield another name to write a file by. It takes the place of ``path`` once complete."""
-    partial = path.with_name(f".{path.name}.partial")
-    # Of an attempt that was ended, or a link that somebody put there to be written through.
-    partial.unlink(missing_ok=True)
-    try:
-        yield partial
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)

@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import cwy
+from cwy._provenance import commit
 from cwy.bench.harness.entry import Case, Entry, gaussian
 from cwy.bench.harness.machine import bounded, idle_cores, peak
 from cwy.bench.harness.measure import Plan, run
 from cwy.bench.harness.timing import Effort, Timer, in_turn
 from cwy.bench.output.rows import Context, context
 from cwy.bench.suites import INSTALL, load
-from cwy.info import commit
 
 CPU = torch.device("cpu")
 SHORT = Effort(repeats=3, shortest=1e-5, budget=0.1, limit=60.0)

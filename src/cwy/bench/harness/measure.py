@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from ... import __version__
+from ..._provenance import version
 from ...cudagraph import CapturedCall, CaptureError
-from ..output.rows import Context, Measurement, Status, Time, version
+from ..output.rows import Context, Measurement, Status, Time
 from ..suites import INSTALL, Size, show_size
 from .check import Accuracy, CheckFailed, accuracy, alike, judge
 from .entry import Case, Entry

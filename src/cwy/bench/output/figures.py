@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from ...terminal import whole
+from ..._atomic import whole
 from ..suites import Size, show_size
 from .rows import KINDS, Measurement, Panel, Time, caption
 from .tables import Last, product, rate, ratios, times

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from ...terminal import whole
+from ..._atomic import write
 from ..suites import BENCHES, Size, baseline, load, show_size
 from . import figures, tables
 from .rows import KINDS, Measurement, Panel, caption, machine, panels, read
@@ -232,8 +232,7 @@ NOTES = "notes.md"
 
 def write_index(results: Path) -> None:
     """Write ``README.md`` of a folder of records."""
-    with whole(results / "README.md") as partial:
-        partial.write_text(index(results), encoding="utf-8")
+    write(results / "README.md", index(results).encode())
 
 
 def index(results: Path) -> str:

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
-from importlib import metadata
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
@@ -22,8 +20,7 @@ from typing import Any, Literal
 import psutil
 import torch
 
-from ... import __version__, info
-from ...terminal import whole
+from ... import __version__, _atomic, _provenance
 from ..suites import Bench, Size, parse_sizes, show_size
 
 Status = Literal["ok", "failed", "skipped", "missing"]
@@ -183,13 +180,13 @@ def context(device: torch.device, seed: int, command: str = "") -> Context:
     """Describe measurements that are made on this device, now."""
     return Context(
         device=str(device),
-        device_name=info.device_name(device),
+        device_name=_provenance.device_name(device),
         threads=torch.get_num_threads(),
         load=round(psutil.getloadavg()[0], 2),
         python=platform.python_version(),
         torch=torch.__version__,
         cwy=__version__,
-        commit=info.commit(),
+        commit=_provenance.commit(),
         seed=seed,
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         command=command,
@@ -215,14 +212,6 @@ def machine(where: Context) -> str:
     return f"{where.device_name}, {where.threads} thread{plural}"
 
 
-def version(package: str) -> str:
-    """Return the version of an installed package, by the name it is imported by."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return ""
-
-
 _SHARED = ("bench", "entry", "group", "about", "size", "dtype", "package")
 _ONCE = ("memory", "error", "gradient_error", "orthogonality")
 _TIME = tuple(one.name for one in fields(Time))
@@ -241,10 +230,7 @@ def write(found: Iterable[Measurement], path: Path) -> None:
     table.writeheader()
     for one in found:
         table.writerows(_rows(one))
-    with whole(path) as partial, partial.open("w", encoding="utf-8", newline="") as file:
-        file.write(text.getvalue())
-        file.flush()
-        os.fsync(file.fileno())
+    _atomic.write(path, text.getvalue().encode())
 
 
 def read(path: Path) -> list[Measurement]:

@@ -18,6 +18,7 @@ from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from filelock import FileLock
 
+from ... import _atomic
 from .unpack import member, unpack, unpacked
 
 TIMEOUT = 30
@@ -175,7 +176,7 @@ def _fetch(file: File, url: str, path: Path, watch: Watch) -> None:
                 raise DataError(
                     f"{url} {wrong}; expected {file.kind} {file.sha256}. It was deleted: try again, or get it elsewhere."
                 )
-            os.replace(partial, path)
+            _atomic.publish(partial, path)
     except (OSError, HTTPException) as error:
         raise DataError(
             f"cannot fetch {file.name} from {url}: {str(error).removeprefix('<urlopen error ').removesuffix('>')}.\n"

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from ..engine import files
+from ... import _atomic
 from .fetch import DataError, digest
 
 VERSION = "1"
@@ -85,7 +85,7 @@ def write(path: Path, videos: Videos, made_of: dict) -> None:
     frames = videos.frames.contiguous()
     about = {"sequences": videos.sequences, "made_of": made_of, "sha256": _sha256(frames)}
     about["digest"] = _digest(about, frames)
-    files.write(path, save({"frames": frames}, {"cwy": json.dumps(about)}))
+    _atomic.write(path, save({"frames": frames}, {"cwy": json.dumps(about)}))
 
 
 def read(path: Path) -> tuple[Videos, dict]:

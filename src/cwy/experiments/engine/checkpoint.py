@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ... import _atomic
 from . import files
 from .files import Damaged
 
@@ -36,8 +37,8 @@ def save(folder: Path, step: int, state: dict[str, Any]) -> Path:
     torch.save(state, buffer)
     content = buffer.getvalue()
     # The hash first: then a checkpoint that is there has one.
-    files.write(_hash_of(path), f"{hashlib.sha256(content).hexdigest()}  {path.name}\n".encode())
-    files.write(path, content)
+    _atomic.write(_hash_of(path), f"{hashlib.sha256(content).hexdigest()}  {path.name}\n".encode())
+    _atomic.write(path, content)
     for old in listed(folder)[KEEP:]:
         old.unlink()
         _hash_of(old).unlink(missing_ok=True)

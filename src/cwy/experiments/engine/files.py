@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all."""
+"""The files of a run: read with suspicion, written whole, and never through a link."""
 
 from __future__ import annotations
 
@@ -6,42 +6,20 @@ import json
 import os
 import re
 import stat
-import sys
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from ... import _atomic
 
 LONGEST_JSON = 64 << 20
 """The most bytes that a JSON file of a run may have."""
 LONGEST_SLUG = 80
 
-# Windows has no O_NOFOLLOW. There O_EXCL refuses a link at the name of a new file.
-_PLAINLY = os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
-_CREATE = _PLAINLY | os.O_CREAT | os.O_EXCL
-_APPEND = _PLAINLY | os.O_APPEND
+_APPEND = _atomic.NO_LINKS | os.O_APPEND
 
 
 class Damaged(ValueError):
     """A file whose content is not what was written; the message names it."""
-
-
-def write(path: Path, content: bytes) -> None:
-    """Write to a temporary name, flush to the disk and rename.
-
-    A kill at any moment leaves the old file or the new one. A link at either name is replaced,
-    and what it leads to is left as it is.
-    """
-    partial = path.with_name(f".{path.name}.partial")
-    partial.unlink(missing_ok=True)
-    try:
-        with os.fdopen(os.open(partial, _CREATE, 0o666), "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
-    _flush_folder(path.parent)
 
 
 def slug(text: str) -> str:
@@ -67,8 +45,8 @@ def refuse_link(path: Path) -> None:
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """A dictionary as JSON, as :func:`write` writes."""
-    write(path, (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
+    """Write a dictionary as JSON."""
+    _atomic.write(path, (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
 
 
 def read(path: Path, longest: int | None = None) -> bytes:
@@ -94,14 +72,3 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise Damaged(f"{path} is damaged: it holds no JSON object.")
     return found
-
-
-def _flush_folder(folder: Path) -> None:
-    # The rename itself reaches the disk with the folder. Windows opens no folders.
-    if sys.platform == "win32":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

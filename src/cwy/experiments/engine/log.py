@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from ... import _atomic
 from . import files
 
 FILE = "metrics.jsonl"
@@ -31,7 +32,7 @@ class Log:
             for line in read(path)
             if line["step"] < step + (line["split"] == "train" or not due)
         ]
-        files.write(path, "".join(_line(row) for row in kept).encode())
+        _atomic.write(path, "".join(_line(row) for row in kept).encode())
         files.refuse_link(folder / BOARD)
         self._file = files.append_to(path)
         self._board = _board(folder, step)

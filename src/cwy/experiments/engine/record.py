@@ -6,14 +6,14 @@ from typing import Any
 
 import torch
 
-from ... import __version__, info
+from ... import __version__, _provenance
 from .state import State
 from .task import Settings
 
 
 def environment(settings: Settings, device: torch.device) -> dict[str, Any]:
     """What the numbers of a run belong to."""
-    commit = info.commit()
+    commit = _provenance.commit()
     return {
         "cwy": __version__,
         "task": settings.task,
@@ -23,8 +23,8 @@ def environment(settings: Settings, device: torch.device) -> dict[str, Any]:
         "config": settings.to_dict(),
         "commit": commit.removesuffix("+dirty"),
         "dirty": commit.endswith("+dirty"),
-        "versions": info.versions(),
-        "device": info.device_name(device),
+        "versions": _provenance.versions(),
+        "device": _provenance.device_name(device),
         "threads": torch.get_num_threads(),
     }
 

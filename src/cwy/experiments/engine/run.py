@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ... import _atomic
 from . import checkpoint, files, log
 from .config import ConfigError
 from .task import Settings
@@ -139,11 +140,11 @@ class Folder:
         }
         # One entry of metadata: of several the order is random, and equal weights would be files that differ.
         about = {"complex": sorted(split), "sha256": _digest(state | split, sorted(split))}
-        files.write(self.path / name, save(state | split, {ABOUT: json.dumps(about)}))
+        _atomic.write(self.path / name, save(state | split, {ABOUT: json.dumps(about)}))
 
     def write_file(self, name: str, content: bytes) -> None:
         """Anything else that belongs to the run."""
-        files.write(self.path / name, content)
+        _atomic.write(self.path / name, content)
 
     def read_weights(self, say: Callable[[str], object]) -> dict[str, Tensor]:
         """The real state dict at the end, or, of a run that has not ended, of its last checkpoint."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from ..engine import files
+from ... import _atomic
 from . import figure
 from .describe import Picture
 from .markup import render
@@ -43,7 +43,7 @@ def write(runs: Sequence[Run], out: Path, damaged: Sequence[str] = ()) -> list[P
     }
     made = {PAGE: page(panels, inlined, damaged).encode(), **made}
     for name, content in made.items():
-        files.write(out / name, content)
+        _atomic.write(out / name, content)
     return [out / name for name in made]
 
 
