@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 from ._version import __version__
 from .bench import cli as benches
-from .experiments import commands as experiments
+from .experiments import cli as experiments
 from .terminal import complaint, plainly
 
 # main reports what is missing. The annotations below are read only once typer is there.
@@ -166,7 +166,7 @@ def _helpful() -> type[Any]:
             super().format_help(ctx, formatter)
             given, _, _ = self.make_parser(ctx).parse_args(args=list(ctx.meta.get("given", [])))
             if given.get("task"):
-                from .experiments.commands import show_recipe
+                from .experiments.cli import show_recipe
 
                 show_recipe(given["task"], given.get("method"))
 

@@ -12,8 +12,7 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file
 
-from cwy.experiments.engine import command as engine
-from cwy.experiments.engine import task
+from cwy.experiments.engine import runner, task
 from cwy.experiments.engine.display import Display
 from cwy.experiments.engine.distributed import Group
 from cwy.experiments.engine.loop import Loop
@@ -55,9 +54,8 @@ def train(
     """``cwy train`` in this process: its status, and what it printed."""
     console, every = Console(file=io.StringIO(), width=100), {**SETTINGS, **settings}
     texts = [f"{key}={value}" for key, value in every.items()]
-    status = engine.train(
-        what, methods, seeds, texts, "cpu", precision, False, out, console, Stop()
-    )
+    sweep = runner.Sweep(what, methods, seeds, texts, precision=precision, out=out)
+    status = runner.train(sweep, console, Stop())
     return status, console.file.getvalue()
 
 
@@ -75,7 +73,7 @@ def loop(folder: Path, method: str = "cwy", **settings: object) -> Loop:
 def resume(folder: Path) -> tuple[int, str]:
     """``cwy resume`` in this process."""
     console = Console(file=io.StringIO(), width=100)
-    return engine.resume(folder, None, console, Stop()), console.file.getvalue()
+    return runner.resume(folder, None, console, Stop()), console.file.getvalue()
 
 
 def cwy(*args: object, ranks: int = 1, **options) -> subprocess.CompletedProcess[str]:

@@ -20,10 +20,10 @@ from rich.console import Console
 from safetensors.torch import save_file
 
 from cwy.experiments.engine import checkpoint
-from cwy.experiments.engine.command import RunError
 from cwy.experiments.engine.display import Display
-from cwy.experiments.engine.meter import Diverged
+from cwy.experiments.engine.monitor import Diverged
 from cwy.experiments.engine.run import read_weights
+from cwy.experiments.engine.runner import RunError
 
 from .process import ENV, arguments, cwy, loop, numbers, program, resume, rows, same, weights
 

@@ -8,8 +8,8 @@ import torch
 from rich.console import Console
 
 from cwy.experiments.convergence.report import ROUNDING, slope
-from cwy.experiments.engine.command import train
 from cwy.experiments.engine.config import ConfigError
+from cwy.experiments.engine.runner import Sweep, train
 from cwy.experiments.engine.signals import Stop
 from cwy.experiments.engine.task import load, settings
 from cwy.experiments.report import find_runs
@@ -19,7 +19,7 @@ from cwy.experiments.report.panels import arrange
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     out, console = tmp_path_factory.mktemp("convergence"), Console(file=io.StringIO(), width=80)
-    train("convergence/small", ["cwy", "tcwy"], [0], [], "cpu", None, False, out, console, Stop())
+    train(Sweep("convergence/small", ["cwy", "tcwy"], out=out), console, Stop())
     return find_runs([out]), console.file.getvalue()
 
 

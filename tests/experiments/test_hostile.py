@@ -16,11 +16,11 @@ from xml.etree import ElementTree
 import pytest
 from rich.console import Console
 
-from cwy.experiments import commands
-from cwy.experiments.engine import log
-from cwy.experiments.engine.command import RunError
+from cwy.experiments import cli
 from cwy.experiments.engine.config import ConfigError
-from cwy.experiments.engine.table import table
+from cwy.experiments.engine.listing import table
+from cwy.experiments.engine.run import read_log
+from cwy.experiments.engine.runner import RunError
 from cwy.experiments.report import find_runs, write
 
 from .process import cwy, resume, same, train, weights
@@ -211,7 +211,7 @@ def test_a_hostile_run_is_resumed_or_refused_in_a_sentence(whole, tmp_path):
         if name != "record.json":
             (run / "record.json").unlink()
         with suppress(ValueError):
-            log.read(run / "metrics.jsonl")
+            read_log(run / "metrics.jsonl")
             if name == "metrics.jsonl":
                 # A sound log is a sound run, which takes its time.
                 continue
@@ -222,10 +222,10 @@ def test_a_hostile_run_is_resumed_or_refused_in_a_sentence(whole, tmp_path):
 def test_escape_codes_in_names_do_not_reach_the_terminal(hostile, tmp_path, capsys):
     folder = tmp_path / "a\x1b[2Jb"
     shutil.copytree(hostile / "T1000-cwy-seed0", folder)
-    commands.runs(tmp_path)
-    commands.report([folder])
+    cli.runs(tmp_path)
+    cli.report([folder])
     with pytest.raises(SystemExit) as ended:
-        commands.report([folder / "none"])
+        cli.report([folder / "none"])
     seen = capsys.readouterr()
     resumed = cwy("resume", folder)
     assert "Traceback" not in resumed.stderr

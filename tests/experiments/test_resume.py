@@ -20,11 +20,11 @@ import pytest
 import torch
 
 from cwy.experiments.engine import checkpoint, task
-from cwy.experiments.engine.command import RunError
 from cwy.experiments.engine.config import ConfigError
+from cwy.experiments.engine.listing import table
 from cwy.experiments.engine.run import Folder
+from cwy.experiments.engine.runner import RunError
 from cwy.experiments.engine.signals import Stop, Stopped
-from cwy.experiments.engine.table import table
 
 from .process import (
     ENV,

@@ -12,10 +12,9 @@ from rich.console import Console
 
 import cwy
 from cwy.experiments.engine import task
-from cwy.experiments.engine.catalog import meanings, recipes
-from cwy.experiments.engine.command import RunError
+from cwy.experiments.engine.listing import meanings, recipes, table
 from cwy.experiments.engine.run import Folder
-from cwy.experiments.engine.table import table
+from cwy.experiments.engine.runner import RunError
 
 from ..screen import watch
 from .process import arguments, numbers, program, rows, same, train, weights

@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 
 from cwy.experiments.data import kth, videos
-from cwy.experiments.engine import command, task
+from cwy.experiments.engine import runner, task
 from cwy.experiments.engine.config import ConfigError
 from cwy.experiments.engine.display import Display
 from cwy.experiments.engine.distributed import Group
@@ -227,21 +227,8 @@ def test_the_papers_numbers_stand_beside_its_own_settings_alone(tmp_path):
 
 def test_a_recipe_may_name_its_method(walking, tmp_path):
     console, texts = Console(file=io.StringIO()), [f"{key}={value}" for key, value in TINY.items()]
-    assert (
-        command.train(
-            "kth/rgd-c-c-walking",
-            [None],
-            [0],
-            texts,
-            "cpu",
-            None,
-            False,
-            tmp_path / "run",
-            console,
-            Stop(),
-        )
-        == 0
-    )
+    sweep = runner.Sweep("kth/rgd-c-c-walking", assignments=texts, out=tmp_path / "run")
+    assert runner.train(sweep, console, Stop()) == 0
     assert "% of the set's frames" in " ".join(console.file.getvalue().split())
     config = json.loads((tmp_path / "run/config.json").read_text())
     assert (config["method"], config["action"]) == ("rgd-c-c", "walking")

@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 from safetensors.torch import save
 
-from cwy.experiments.data import DATASETS, DataError, command, kth, moving, weizmann
+from cwy.experiments.data import DATASETS, DataError, kth, manage, moving, weizmann
 from cwy.experiments.data.videos import Videos, _sha256, decode, kept, read, square, write
 
 from ..test_cli import COMMAND, run
@@ -210,10 +210,10 @@ def test_a_part_of_the_videos_is_not_called_complete(root, monkeypatch):
     some = replace(DATASETS["kth"], files=DATASETS["kth"].files[1:])
     assert len(listed) == 3
     monkeypatch.setitem(DATASETS, "kth", some)
-    monkeypatch.setattr(command, "KTH", some)
-    assert command.fetch("kth", Console(file=told)), "all three are here"
+    monkeypatch.setattr(manage, "KTH", some)
+    assert manage.fetch("kth", Console(file=told)), "all three are here"
     listed[0].path(root / "kth").unlink()
-    assert not command.fetch("kth", Console(file=told))
+    assert not manage.fetch("kth", Console(file=told))
     assert "2 of 3 videos are here" in told.getvalue()
 
 

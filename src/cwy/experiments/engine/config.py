@@ -1,4 +1,7 @@
-"""Settings of a run: frozen dataclasses with strict keys, as read from a recipe, a file or ``--set key=value``."""
+"""Settings of a run: frozen dataclasses with strict keys.
+
+They are read from a recipe, from a file or from ``--set key=value``.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import math
 import re
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
-from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from dataclasses import MISSING, Field, asdict, dataclass, field, fields, replace
 from functools import cache
 from traceback import walk_tb
 from types import NoneType
@@ -16,32 +19,39 @@ from ..._hints import did_you_mean
 
 SHOWN = 32
 """The most names that an error lists."""
-SHOWN_DIGITS, SHOWN_LETTERS = 40, 200
+SHOWN_DIGITS = 40
+SHOWN_LETTERS = 200
 LARGEST = 10**9
 """The largest whole number that a setting may be."""
-
-
 NO_MEMORY = (
     r"(?i)out of memory|can't allocate memory|not enough memory|invalid size|overflow|too large"
 )
 """How torch's errors begin where a tensor does not fit."""
+TYPE_NAMES = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "a name",
+    NoneType: "none",
+}
 
 
 class ConfigError(ValueError):
-    """A setting that does not exist, or a value that it can't have; the message says what is allowed."""
+    """A setting that does not exist, or a value that it cannot have."""
 
 
 @dataclass(frozen=True)
 class Config:
-    """What every task can be told; a task adds its own fields. Numbers are positive, None is written ``none``.
+    """Settings of every task; a task adds its own fields. Numbers are positive, None is ``none``.
 
     Attributes:
-        batch_size: examples a step, over all processes together.
+        batch_size: examples per step, over all processes together.
         optimizer: "rmsprop", "adam" or "sgd".
-        lr, orthogonal_lr: the rates of the free and of the constrained parameters.
-        alpha: the smoothing of rmsprop.
-        log_every: steps between two lines of the log; between them the host does not wait for the device.
-        evaluate_every: steps between two evaluations; None is an epoch, or the end alone where a task has none.
+        lr, orthogonal_lr: learning rates of the free and of the constrained parameters.
+        alpha: smoothing of rmsprop.
+        log_every: steps between two lines of the log. The host synchronizes only then.
+        evaluate_every: steps between two evaluations. None is an epoch, or only the end of a run
+            whose task has no epochs.
         save_every: steps between two checkpoints.
     """
 
@@ -55,27 +65,11 @@ class Config:
     save_every: int = 500
 
     def __post_init__(self) -> None:
-        for f in fields(self):
-            value, choices = getattr(self, f.name), f.metadata.get("choices")
-            if choices and value not in choices:
-                raise ConfigError(
-                    f"{f.name} must be {one_of(choices)}, got {_cut(value)}.{_near(value, choices)}"
-                )
-            if isinstance(value, int) and value > f.metadata.get("most", LARGEST):
-                raise ConfigError(
-                    f"{f.name} must be at most {f.metadata.get('most', LARGEST):,}, got {_cut(value)}."
-                )
-            if isinstance(value, float) and not math.isfinite(value):
-                raise ConfigError(f"{f.name} must be positive and finite, got {value!r}.")
-            if isinstance(value, int | float) and not isinstance(value, bool) and value <= 0:
-                raise ConfigError(f"{f.name} must be positive and finite, got {_cut(value)}.")
-            if isinstance(value, str) and not value.isprintable():
-                raise ConfigError(
-                    f"{f.name} must be a text without control characters, got {_cut(value)}."
-                )
+        for one in fields(self):
+            _check_value(one, getattr(self, one.name))
 
     def with_settings(self, assignments: Iterable[str]) -> Self:
-        """This config with ``key=value`` texts applied, each read by the type of its field.
+        """Return this config with ``key=value`` texts applied, each read by its field's type.
 
         Example:
             >>> Config().with_settings(["lr=0.5", "evaluate_every=none"]).lr
@@ -87,12 +81,15 @@ class Config:
             if not equals:
                 raise ConfigError(f"--set takes key=value, got {text!r}.")
             check_key(type(self), key)
-            values[key] = _read(key, _kinds(type(self))[key], value)
+            values[key] = _read(key, _types(type(self))[key], value)
         return replace(self, **values)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """The config that :meth:`to_dict` wrote; an unknown or missing key, or a value of another type, raises."""
+        """Return the config that :meth:`to_dict` wrote.
+
+        An unknown or missing key raises, and so does a value of another type.
+        """
         for key, value in values.items():
             check_key(cls, key)
             check_type(cls, key, value)
@@ -102,13 +99,33 @@ class Config:
         return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
-        """Every setting by its name."""
+        """Return every setting by its name."""
         return asdict(self)
+
+
+def _check_value(of: Field, value: Any) -> None:
+    """Raise unless a field may have this value."""
+    choices = of.metadata.get("choices")
+    if choices and value not in choices:
+        raise ConfigError(
+            f"{of.name} must be {one_of(choices)}, got {_cut(value)}.{_near(value, choices)}"
+        )
+    most = of.metadata.get("most", LARGEST)
+    if isinstance(value, int) and value > most:
+        raise ConfigError(f"{of.name} must be at most {most:,}, got {_cut(value)}.")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{of.name} must be positive and finite, got {value!r}.")
+    if isinstance(value, int | float) and not isinstance(value, bool) and value <= 0:
+        raise ConfigError(f"{of.name} must be positive and finite, got {_cut(value)}.")
+    if isinstance(value, str) and not value.isprintable():
+        raise ConfigError(
+            f"{of.name} must be a text without control characters, got {_cut(value)}."
+        )
 
 
 @contextmanager
 def blaming_settings() -> Generator[None]:
-    """What the library refuses in here is a mistake in the settings; any other error is one in the code, and stays."""
+    """Turn what the library refuses into a mistake in the settings. Other errors stay."""
     try:
         yield
     except (TypeError, ValueError) as error:
@@ -135,7 +152,7 @@ def blaming_memory() -> Generator[None]:
 
 
 def check_key(cls: type[Config], key: str) -> None:
-    """Raises, with the nearest names, unless the config has this key."""
+    """Raise with the nearest names unless the config has this key."""
     known = [f.name for f in fields(cls)]
     if key not in known:
         raise ConfigError(
@@ -145,48 +162,56 @@ def check_key(cls: type[Config], key: str) -> None:
 
 def check_type(cls: type[Config], key: str, value: object) -> None:
     """Raise unless a value has the type of the config's field."""
-    kinds = _kinds(cls)[key]
+    types = _types(cls)[key]
     # JSON writes 1.0 as 1 nowhere, but people do.
-    if type(value) not in kinds and not (type(value) is int and float in kinds):
-        raise ConfigError(f"{key} must be {_describe(kinds)}, got {_cut(value)}.")
+    if type(value) not in types and not (type(value) is int and float in types):
+        raise ConfigError(f"{key} must be {_describe(types)}, got {_cut(value)}.")
 
 
 def choose(what: str, name: str, known: Iterable[str]) -> str:
-    """The name, if it is known; an error with the nearest ones if not."""
+    """Return the name if it is known. Otherwise raise with the nearest ones."""
     known = list(known)
-    if name not in known:
-        more = f" and {len(known) - SHOWN} more" if len(known) > SHOWN else ""
-        raise ConfigError(
-            f"unknown {what} {_cut(name)}.{_near(name, known)} Known: {', '.join(known[:SHOWN])}{more}."
-        )
-    return name
+    if name in known:
+        return name
+    listed = ", ".join(known[:SHOWN])
+    if len(known) > SHOWN:
+        listed += f" and {len(known) - SHOWN} more"
+    raise ConfigError(f"unknown {what} {_cut(name)}.{_near(name, known)} Known: {listed}.")
 
 
 def one_of(names: Iterable[str]) -> str:
-    """Names as a choice, for a message."""
+    """Return names as a choice, for a message.
+
+    Example:
+        >>> one_of(["adam", "sgd"])
+        "'adam' or 'sgd'"
+    """
     *most, last = map(repr, names)
-    return f"{', '.join(most)} or {last}" if most else last
+    if not most:
+        return last
+    return f"{', '.join(most)} or {last}"
 
 
 @cache
-def _kinds(cls: type[Config]) -> dict[str, tuple[type, ...]]:
+def _types(cls: type[Config]) -> dict[str, tuple[type, ...]]:
+    """Return the types that each field may have."""
     return {name: get_args(kind) or (kind,) for name, kind in get_type_hints(cls).items()}
 
 
-def _read(key: str, kinds: tuple[type, ...], text: str) -> Any:
-    if NoneType in kinds and text.lower() == "none":
+def _read(key: str, types: tuple[type, ...], text: str) -> Any:
+    if NoneType in types and text.lower() == "none":
         return None
-    if bool in kinds and text.lower() in ("true", "false"):
+    if bool in types and text.lower() in ("true", "false"):
         return text.lower() == "true"
-    for kind in (int, float):
-        if kind in kinds:
+    for number in (int, float):
+        if number in types:
             try:
-                return kind(text)
+                return number(text)
             except ValueError:
                 pass
-    if str in kinds:
+    if str in types:
         return text
-    raise ConfigError(f"{key} must be {_describe(kinds)}, got {_cut(text)}.")
+    raise ConfigError(f"{key} must be {_describe(types)}, got {_cut(text)}.")
 
 
 def _cut(value: object) -> str:
@@ -194,21 +219,17 @@ def _cut(value: object) -> str:
     if isinstance(value, int) and abs(value) > 10**SHOWN_DIGITS:
         return "a number too large to show"
     text = repr(value)
-    return text if len(text) <= SHOWN_LETTERS else f"{text[:SHOWN_LETTERS]}…"
+    if len(text) > SHOWN_LETTERS:
+        return f"{text[:SHOWN_LETTERS]}…"
+    return text
 
 
-def _describe(kinds: tuple[type, ...]) -> str:
-    words = {
-        int: "a whole number",
-        float: "a number",
-        bool: "true or false",
-        str: "a name",
-        NoneType: "none",
-    }
-    return " or ".join(words[kind] for kind in kinds)
+def _describe(types: tuple[type, ...]) -> str:
+    return " or ".join(TYPE_NAMES[kind] for kind in types)
 
 
 def _near(name: object, known: Iterable[str]) -> str:
-    """Return a hint with a space before it, or an empty string."""
     hint = did_you_mean(str(name)[:SHOWN_LETTERS], known)
-    return f" {hint}".rstrip()
+    if not hint:
+        return ""
+    return f" {hint}"

@@ -1,4 +1,4 @@
-"""What a run shows in the terminal. Showing never makes the host wait for the device."""
+"""What a run shows in the terminal. Showing never synchronizes with the device."""
 
 from __future__ import annotations
 
@@ -16,14 +16,31 @@ from .task import Settings, load
 BAR = 20
 MARGIN = 3
 """Columns that stay free, where a terminal echoes ^C: at the edge it would begin another line."""
-REDRAW, REPORT = 1.0, 60.0
-"""Seconds between two drawings of the bar, and between two lines where there is no terminal."""
-SHORT, LONG = 10.0, 900.0
-"""Seconds of training: of less than the first nobody need be told, more than the second is too long for most."""
+REDRAW = 1.0
+"""Seconds between two drawings of the bar."""
+REPORT = 60.0
+"""Seconds between two lines where there is no terminal."""
+SHORT = 10.0
+"""Seconds of training below which no estimate is printed."""
+LONG = 900.0
+"""Seconds of training above which a shorter recipe is suggested."""
+HEAD = ("task", "recipe", "method", "seed", "device", "precision")
+"""The settings in the first line of a run."""
+METRICS = {
+    "loss": "loss {:.3g}",
+    "accuracy": "acc {:.1%}",
+    "bleu": "BLEU {:.1f}",
+    "step_ms": "{:.3g} ms",
+    "orthogonality_error": "orth {:.0e}",
+}
+"""The metrics that are shown, and how."""
 
 
 class Display:
-    """Progress of one run on a console; silent without one, as on every rank but the first."""
+    """Show the progress of one run on a console.
+
+    Without a console it is silent, as on every rank but the first.
+    """
 
     def __init__(
         self, console: Console | None, clock: Callable[[], float] = time.monotonic
@@ -32,47 +49,62 @@ class Display:
         self._clock = clock
         self._live: Live | None = None
         self._shown: dict[str, str] = {}
-        self._step = self._total = 0
-        self._first: tuple[int, float] | None = None
+        self._step = 0
+        self._total = 0
+        self._first_step: int | None = None
+        self._first_time = 0.0
         self._drawn = -REPORT
 
     def begin(
         self, settings: Settings, unused: set[str], step: int, total: int, facts: dict[str, Any]
     ) -> None:
-        """Prints every setting that means something to this run and what is known of the data, and starts the bar."""
+        """Print the settings and the facts of the data, and start the bar.
+
+        Args:
+            settings: of the run.
+            unused: the settings that mean nothing to it, which are left out.
+            step: where it goes on.
+            total: steps of the whole run.
+            facts: of the data.
+        """
         if self.console is None:
             return
         self._step = step
         self._total = total
         rest = {
-            key: value
-            for key, value in settings.to_dict().items()
-            if key not in unused.union(_HEAD)
+            key: value for key, value in settings.to_dict().items() if key not in unused.union(HEAD)
         }
-        values = " ".join(f"{key}={plain(value)}" for key, value in rest.items())
-        going_on = f", going on from step {step}" if step else ""
         name = f"{settings.task}/{settings.recipe} {settings.method} seed {settings.seed}"
-        self.console.print(
-            f"{name} on {settings.device}, {settings.precision}{going_on}", style="bold"
-        )
+        title = f"{name} on {settings.device}, {settings.precision}"
+        if step:
+            title += f", going on from step {step}"
+        self.console.print(title, style="bold")
+        values = " ".join(f"{key}={plain(value)}" for key, value in rest.items())
         self.console.print(values, style="dim")
         if facts:
-            self.console.print(
-                "Data: " + ", ".join(f"{key} {_fact(value)}" for key, value in facts.items()),
-                style="dim",
-            )
+            known = ", ".join(f"{key} {_fact(value)}" for key, value in facts.items())
+            self.console.print(f"Data: {known}", style="dim")
         if self.console.is_terminal:
             self._live = Live(self._line(), console=self.console, auto_refresh=False)
             self._live.start(refresh=True)
 
-    def foretell(self, settings: Settings, steps: int, seconds: float) -> None:
-        """How long so many steps will take here, where that is worth knowing before."""
+    def estimate(self, settings: Settings, steps: int, seconds: float) -> None:
+        """Print how long the run will take, if it is not short.
+
+        Args:
+            settings: of the run.
+            steps: to come.
+            seconds: per step.
+        """
         from ..report.words import duration
 
         whole = steps * seconds
         if whole < SHORT:
             return
-        text = f"About {duration(whole)} of training here: {steps:,} steps of {seconds:.2g} s, and evaluations."
+        text = (
+            f"About {duration(whole)} of training here: "
+            f"{steps:,} steps of {seconds:.2g} s, and evaluations."
+        )
         if whole > LONG and "small" in load(settings.task).recipes and settings.recipe != "small":
             text += f" A recipe for a CPU: cwy train {settings.task}/small"
         self.say(text)
@@ -83,33 +115,42 @@ class Display:
             return
         self._step = step
         now = self._clock()
-        if self._first is None:
-            self._first = (step, now)
-        elif now - self._drawn < (REPORT if self._live is None else REDRAW):
+        interval = REDRAW
+        if self._live is None:
+            interval = REPORT
+        if self._first_step is None:
+            self._first_step = step
+            self._first_time = now
+        elif now - self._drawn < interval:
             return
         self._draw(now)
 
     def show(self, step: int, split: str, metrics: dict[str, float]) -> None:
-        """Brings the bar up to date; without a terminal, evaluations get a line each."""
+        """Update the bar. Without a terminal, print a line for each evaluation."""
         if self.console is None:
             return
         self._step = step
-        self._shown[split] = (
-            _words(metrics) if split == "train" else f"{split} {_words(metrics).split()[-1]}"
-        )
+        words = _words(metrics)
+        self._shown[split] = words
+        if split != "train":
+            self._shown[split] = f"{split} {words.split()[-1]}"
         if self._live is not None:
             self._draw(self._clock())
         elif split != "train" or step == self._total:
             self._drawn = self._clock()
-            self.console.print(f"step {step}/{self._total} {split} {_words(metrics)}")
+            self.console.print(f"step {step}/{self._total} {split} {words}")
 
     def say(self, text: str) -> None:
-        """A sentence, above the bar."""
-        if self.console is not None:
-            width = self.console.width if self.console.is_terminal else None
-            self.console.print(fold(printable(text, keep="\n"), width), soft_wrap=True)
+        """Print a sentence above the bar."""
+        if self.console is None:
+            return
+        width = None
+        if self.console.is_terminal:
+            width = self.console.width
+        self.console.print(fold(printable(text, keep="\n"), width), soft_wrap=True)
 
     def end(self) -> None:
+        """Remove the bar."""
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -122,12 +163,12 @@ class Display:
             self.console.print(self._line().plain.lstrip("━╺ "))
 
     def _line(self) -> Text:
-        """The bar, the steps, the last metrics and the time that is left, in one line."""
+        """Return the bar, the steps, the last metrics and the time left, in one line."""
         done = round(BAR * self._step / self._total)
         line = Text("━" * done, style="green", no_wrap=True)
         line.append("━" * (BAR - done), style="bright_black")
         words = [f"step {self._step}/{self._total}", self._left(), *self._shown.values()]
-        if self._first is None:
+        if self._first_step is None:
             words.append("the first is being timed")
         line.append(" ".join(["", *filter(None, words)]).rstrip(","), style="none")
         if self.console is not None and self._live is not None:
@@ -135,46 +176,33 @@ class Display:
         return line
 
     def _left(self) -> str:
-        """The time that is left, at the pace since the first step that was shown; empty until it is known."""
-        if self._first is None or self._step <= self._first[0] or self._step >= self._total:
+        """Return the time left at the pace since the first step, empty until it is known."""
+        first = self._first_step
+        if first is None or self._step <= first or self._step >= self._total:
             return ""
         from ..report.words import duration
 
-        step, since = self._first
-        pace = (self._clock() - since) / (self._step - step)
+        pace = (self._clock() - self._first_time) / (self._step - first)
         return f"{duration(pace * (self._total - self._step))} left,"
 
 
-_HEAD = ("task", "recipe", "method", "seed", "device", "precision")
-
-
 def plain(value: object) -> str:
-    """A setting as --set takes it."""
-    return (
-        "none"
-        if value is None
-        else f"{value:g}"
-        if isinstance(value, float)
-        else str(value).lower()
-    )
+    """Return a setting as ``--set`` takes it."""
+    if value is None:
+        return "none"
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value).lower()
 
 
 def _fact(value: object) -> str:
-    return (
-        " and ".join(map(_fact, value))
-        if isinstance(value, list)
-        else f"{value:,}"
-        if isinstance(value, int)
-        else str(value)
-    )
+    if isinstance(value, list):
+        return " and ".join(map(_fact, value))
+    if isinstance(value, int):
+        return f"{value:,}"
+    return str(value)
 
 
 def _words(metrics: dict[str, float]) -> str:
-    forms = {
-        "loss": "loss {:.3g}",
-        "accuracy": "acc {:.1%}",
-        "bleu": "BLEU {:.1f}",
-        "step_ms": "{:.3g} ms",
-        "orthogonality_error": "orth {:.0e}",
-    }
-    return " ".join(forms[name].format(value) for name, value in metrics.items() if name in forms)
+    shown = [METRICS[name].format(value) for name, value in metrics.items() if name in METRICS]
+    return " ".join(shown)

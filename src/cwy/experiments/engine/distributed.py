@@ -1,6 +1,6 @@
 """Many processes as one: each rank takes its share of every batch, and all stop at the same step.
 
-Started by ``torchrun``; alone, everything here does nothing.
+``torchrun`` starts them. In a single process everything here does nothing.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ class Group:
     """The processes of a run.
 
     Attributes:
-        rank, size: this process's number, and how many there are.
-        device: this process's own.
+        rank, size: the number of this process, and how many there are.
+        device: the device of this process.
     """
 
     def __init__(self, device: str) -> None:
-        self.rank, self.size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+        self.rank = int(os.environ.get("RANK", 0))
+        self.size = int(os.environ.get("WORLD_SIZE", 1))
         self.device = torch.device(device)
         if self.device.type == "cuda" and self.device.index is None:
             self.device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
@@ -35,19 +36,22 @@ class Group:
 
     @property
     def first(self) -> bool:
-        """Whether this process writes and prints."""
+        """Return whether this process writes and prints."""
         return self.rank == 0
 
     @contextmanager
     def joined(self) -> Generator[None]:
-        """The processes find each other; afterwards they part."""
+        """Connect the processes inside this context."""
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         if self.size == 1:
             yield
             return
-        # Numbers on the host go by gloo, so that nobody waits for the GPU to agree on something.
-        dist.init_process_group("cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo")
+        backend = "gloo"
+        if self.device.type == "cuda":
+            # Numbers on the host go by gloo, so that agreeing does not wait for the GPU.
+            backend = "cpu:gloo,cuda:nccl"
+        dist.init_process_group(backend)
         try:
             yield
         finally:
@@ -56,25 +60,30 @@ class Group:
             dist.destroy_process_group()
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """The model, its gradients averaged over the ranks in every backward."""
-        return model if self.size == 1 else DistributedDataParallel(model)
+        """Return the model with gradients averaged over the ranks."""
+        if self.size == 1:
+            return model
+        return DistributedDataParallel(model)
 
     def share(self, batch: Batch) -> tuple[Batch, float]:
-        """This rank's examples of a batch, and the weight that makes the mean over ranks that over the batch.
+        """Return this rank's examples of a batch, and their weight.
 
-        A rank for which none are left takes one with weight 0: every rank must take part in the backward.
+        With these weights the mean over ranks is the mean over the batch. A rank without examples
+        takes one with weight 0, because every rank must take part in the backward pass.
         """
         if self.size == 1:
             return batch, 1.0
         total = len(batch[0])
         rows = range(self.rank, total, self.size)
-        mine = tuple(part[self.rank :: self.size] if rows else part[:1] for part in batch)
-        return mine, len(rows) * self.size / total
+        mine = slice(self.rank, None, self.size)
+        if not rows:
+            mine = slice(1)
+        return tuple(part[mine] for part in batch), len(rows) * self.size / total
 
     def agree_to_stop(self, signal: int) -> int:
-        """A signal that some rank has heard, 0 if none: every rank gets the same answer at the same step.
+        """Return a signal that some rank has heard, or 0. All ranks get the same answer.
 
-        The question of one step is answered at the next, so that nobody waits for it.
+        The question of one step is answered at the next, so that no rank waits for it.
         """
         if self.size == 1:
             return signal
@@ -87,14 +96,14 @@ class Group:
         return answer
 
     def mean(self, values: Tensor) -> Tensor:
-        """The mean over ranks, in place."""
+        """Compute the mean over ranks, in place."""
         if self.size > 1:
             dist.all_reduce(values)
             values /= self.size
         return values
 
     def gather(self, value: Tensor) -> list[Tensor]:
-        """A tensor of the host from every rank."""
+        """Return a host tensor from every rank."""
         if self.size == 1:
             return [value]
         found = [torch.empty_like(value) for _ in range(self.size)]
@@ -102,11 +111,11 @@ class Group:
         return found
 
     def wait(self) -> None:
-        """Returns when every rank has called it."""
+        """Return when every rank has called this."""
         self.gather(torch.zeros(1))
 
     def broadcast(self, content: bytes) -> bytes:
-        """The first rank's bytes, for all; what the others give is ignored."""
+        """Return the first rank's bytes on every rank."""
         if self.size == 1:
             return content
         length = torch.tensor([len(content)])

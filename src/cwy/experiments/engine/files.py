@@ -19,11 +19,11 @@ _APPEND = _atomic.NO_LINKS | os.O_APPEND
 
 
 class Damaged(ValueError):
-    """A file whose content is not what was written; the message names it."""
+    """A file whose content is not what was written. The message names it."""
 
 
 def slug(text: str) -> str:
-    """Return a name of letters, digits and hyphens, for files and links; no text leads elsewhere.
+    """Return a name of letters, digits and hyphens, for files and links. No text leads elsewhere.
 
     Example:
         >>> slug("copying-T1000"), slug("../../elsewhere"), slug("\\0")
@@ -34,7 +34,7 @@ def slug(text: str) -> str:
 
 
 def append_to(path: Path) -> BinaryIO:
-    """Open a file that is there to add to its end; a link raises ``OSError``."""
+    """Open an existing file to add to its end. A link raises ``OSError``."""
     return os.fdopen(os.open(path, _APPEND), "ab")
 
 
@@ -46,11 +46,12 @@ def refuse_link(path: Path) -> None:
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write a dictionary as JSON."""
-    _atomic.write(path, (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
+    text = json.dumps(content, indent=2, ensure_ascii=False)
+    _atomic.write(path, f"{text}\n".encode())
 
 
 def read(path: Path, longest: int | None = None) -> bytes:
-    """Read a regular file; anything else there, or more bytes than ``longest``, is damage."""
+    """Read a regular file. Anything else there, or more bytes than ``longest``, is damage."""
     found = path.stat()
     # A folder raises below. A pipe or a device would be read for ever.
     if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
@@ -61,7 +62,7 @@ def read(path: Path, longest: int | None = None) -> bytes:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """What :func:`write_json` wrote."""
+    """Return what :func:`write_json` wrote."""
     content = read(path, LONGEST_JSON)
     try:
         found = json.loads(content.decode("utf-8"))

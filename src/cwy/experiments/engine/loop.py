@@ -20,36 +20,38 @@ from torch import Tensor, nn
 
 from ... import cudagraph
 from . import optimizers
-from .clock import Clock
+from .checkpoint import Parts, State, environment
 from .config import blaming_settings
 from .display import Display
 from .distributed import Group
-from .guard import Guard
-from .log import Log
-from .meter import Diverged, Meter, all_finite
-from .record import environment, record
-from .run import BEST, DIVERGED, WEIGHTS, Folder
+from .monitor import Clock, Diverged, Guard, Meter, all_finite
+from .run import BEST, DIVERGED, WEIGHTS, Folder, Log
 from .signals import Interrupted, Stop, Stopped
-from .state import State
-from .task import Batch, Better, Settings, Task, load
+from .task import Batch, Best, Settings, Task, load
 
 PATIENCE = 2.0
-"""Seconds: a first pass that took longer is the estimate, and there is no second."""
+"""Seconds. A first pass that took longer is the estimate, and there is no second one."""
 
 
 class Loop:
-    """One run, from its settings to its record.
+    """Train one run, from its settings to its record.
+
+    Data and model are made here, before anything is written. A mistake leaves no folder behind.
 
     Args:
-        settings: of the run. Its data and model are made here, before anything is written: a mistake leaves no folder behind.
-        folder: where it lies; if it holds a checkpoint, the run goes on from it.
+        settings: of the run.
+        folder: where it lies. If it holds a checkpoint, the run goes on from it.
         group: the processes.
-        display: what is shown.
+        display: shows the progress.
     """
 
     def __init__(self, settings: Settings, folder: Folder, group: Group, display: Display) -> None:
-        self.settings, self.folder, self.group, self.display = settings, folder, group, display
-        self.config, self.device = settings.config, group.device
+        self.settings = settings
+        self.folder = folder
+        self.group = group
+        self.display = display
+        self.config = settings.config
+        self.device = group.device
         if self.device.type == "cuda":
             # float32 means float32, in the baselines' cuDNN too.
             torch.backends.cudnn.allow_tf32 = False
@@ -58,42 +60,48 @@ class Loop:
         with blaming_settings():
             self.model = self.task.model()
         if group.rank:
-            # The weights are the same everywhere; what is drawn in training is not.
+            # All ranks have the same weights. What they draw in training differs.
             torch.manual_seed(settings.seed + group.rank)
         self.optimizer = optimizers.build(self.model, self.config)
-        self.meter, self.guard = Meter(self.device), Guard(self.model, self.device)
-        self.state = State(
-            settings.to_dict(), crossings={f"{value:g}": None for value in self.task.crossings}
-        )
+        self.meter = Meter(self.device)
+        self.guard = Guard(self.model, self.device)
+        crossings: dict[str, int | None] = {f"{value:g}": None for value in self.task.crossings}
+        self.state = State(settings.to_dict(), crossings=crossings)
         # As it is now: the code may be changed while the run goes on.
-        self.environment, self.clock = environment(settings, self.device), Clock()
+        self.environment = environment(settings, self.device)
+        self.clock = Clock()
         self.log: Log | None = None
-        self.read_at, self.weight = (0, 0.0), 1.0
+        self.weight = 1.0
+        self.last_read_step = 0
+        self.last_read_seconds = 0.0
         self.stop = Stop()
 
     @property
     def step(self) -> int:
-        """Steps done."""
+        """Return the number of steps done."""
         return self.state.step
 
     def run(
         self, stop: Stop | None = None, leave: Callable[[], str] | None = None
     ) -> dict[str, Any]:
-        """Trains to the end and returns the record, which lies in the folder too.
+        """Train to the end and return the record, which is written to the folder too.
 
         Args:
-            stop: what hears of signals.
-            leave: for :meth:`Stop.ending` amid the first step; without it, a signal waits for the end of that step.
+            stop: hears of signals.
+            leave: for :meth:`Stop.ending` inside the first step. Without it, a signal waits for
+                the end of that step.
 
         Raises:
-            Stopped: a signal came; the state is saved.
-            Diverged: a loss or gradient was not finite (it never reaches the weights), or a weight no longer orthogonal.
+            Stopped: a signal came. The state is saved.
+            Diverged: a loss or gradient was not finite, or a weight is no longer orthogonal.
+                Such a gradient never reaches the weights.
         """
         self.stop = stop or self.stop
         first: AbstractContextManager[None] = nullcontext()
         if self.group.size == 1:  # several processes must stop at the same step
             self.task.heed = self.stop.heed
-            first = self.stop.ending(leave) if leave else first
+            if leave:
+                first = self.stop.ending(leave)
         with ExitStack() as opened:
             if self.group.first:
                 opened.enter_context(self.folder.claim(self.settings))
@@ -110,51 +118,53 @@ class Loop:
                 self._steps(first)
                 return self._finish()
             except Diverged as error:
-                path = self.folder.last_checkpoint()
-                kept = (
-                    f"The last good checkpoint is {path}."
-                    if path
-                    else "There is no checkpoint yet."
-                )
-                told = f"{error}: the run is stopped. {kept}"
-                if self.group.first:
-                    self.folder.write_file(DIVERGED, f"{told}\n".encode())
-                raise Diverged(told) from None
+                raise self._explained(error) from None
+
+    def _explained(self, error: Diverged) -> Diverged:
+        """Return the error with the last good checkpoint, and write it to the folder."""
+        path = self.folder.last_checkpoint()
+        kept = "There is no checkpoint yet."
+        if path:
+            kept = f"The last good checkpoint is {path}."
+        message = f"{error}: the run is stopped. {kept}"
+        if self.group.first:
+            self.folder.write_file(DIVERGED, f"{message}\n".encode())
+        return Diverged(message)
 
     def _unused(self) -> set[str]:
-        free = next(optimizers.constrained(self.model), None) is None
-        return self.task.unused | ({"orthogonal_lr"} if free else set())
+        unused = set(self.task.unused)
+        if next(optimizers.constrained(self.model), None) is None:
+            unused.add("orthogonal_lr")
+        return unused
 
     def _steps(self, first: AbstractContextManager[None]) -> None:
         if self.settings.compile:
             self.model.compile()
         model = self.group.wrap(self.model)
-        alone = self.device.type == "cuda" and self.group.size == 1 and not self.settings.compile
-        wanted = alone and self.task.capturable
+        plain = self.device.type == "cuda" and self.group.size == 1 and not self.settings.compile
         train = cudagraph.capture(
             lambda *batch: self._step(model, batch),
-            enabled=wanted,
+            enabled=plain and self.task.capturable,
             # A step that synchronizes, as torch's matrix exponential does, runs eagerly.
             on_failure=lambda error: self.optimizer.zero_grad(),
         )
-        total, period = (
-            self.task.iterations,
-            self.config.evaluate_every or self.task.epoch or self.task.iterations,
-        )
-        foreseen = self.device.type != "cpu" or self.group.size > 1
+        total = self.task.iterations
+        period = self.config.evaluate_every or self.task.epoch or total
+        estimated = self.device.type != "cpu" or self.group.size > 1
         while self.step < total or self.state.due:
-            last = self.step == total
             if not self.state.due:
                 # The first step may compile for long.
                 with first:
-                    if not foreseen:
-                        self._foresee(model)
-                        foreseen = True
+                    if not estimated:
+                        self._estimate(model)
+                        estimated = True
                     self._train(train)
-                first, last = nullcontext(), self.step == total
+                first = nullcontext()
+                last = self.step == total
                 if self.step % self.config.log_every == 0 or last:
                     self._read()
                 self.state.due = self.step % period == 0 or last
+            last = self.step == total
             with suppress(Interrupted):
                 if self.state.due:
                     self._evaluate(last)
@@ -165,8 +175,11 @@ class Loop:
             if signal and not done:
                 raise Stopped(signal, f"at step {self.step}, and saved", self.folder.path)
 
-    def _foresee(self, model: nn.Module) -> None:
-        """Tell how long the run will take, by the time of its first batch; nothing that the run depends on changes."""
+    def _estimate(self, model: nn.Module) -> None:
+        """Print how long the run will take, by the time of its first batch.
+
+        The run's numbers do not depend on it.
+        """
         batch, _ = self.group.share(self.task.batch(self.step))
         seconds = 0.0
         with torch.random.fork_rng(devices=[]):
@@ -180,7 +193,7 @@ class Loop:
                 if seconds > PATIENCE:
                     break
         self.optimizer.zero_grad()
-        self.display.foretell(self.settings, self.task.iterations - self.step, seconds)
+        self.display.estimate(self.settings, self.task.iterations - self.step, seconds)
 
     def _train(self, train: cudagraph.CapturedStep) -> None:
         batch, self.weight = self.group.share(self.task.batch(self.step))
@@ -193,17 +206,21 @@ class Loop:
         self.task.after_step(self.model, self.optimizer, self.step)
         self.display.tick(self.step)
         if not self.clock.going and train.settled:
-            # The first steps compile kernels and record a graph: they are not timed.
+            # The first steps compile kernels and capture a graph: they are not timed.
             if self.device.type == "cuda":
                 torch.cuda.synchronize(self.device)
             self.clock.start()
-            self.read_at = self.step, self.clock.seconds
+            self.last_read_step = self.step
+            self.last_read_seconds = self.clock.seconds
 
     def _step(self, model: nn.Module, batch: Batch) -> None:
-        """All of a step that happens on the device; nothing here waits for it."""
+        """Take the part of a step that happens on the device. It does not synchronize."""
         with self._autocast():
             loss, metrics = self.task.loss(model, batch)
-        (loss if self.weight == 1 else loss * self.weight).backward()
+        weighted = loss
+        if self.weight != 1:
+            weighted = loss * self.weight
+        weighted.backward()
         self.guard.screen(loss)
         metrics = {"loss": loss, **metrics, **self.task.watch(self.model)}
         self.optimizer.step()
@@ -211,15 +228,17 @@ class Loop:
         self.meter.add(metrics, self.weight)
 
     def _read(self) -> None:
-        """Reads the metrics of the steps since the last reading: here the host waits for the device."""
+        """Read the metrics since the last reading. The call synchronizes with the host."""
         error = self._check()
         metrics = self.meter.read(self.group)
         if error is not None:
             metrics["orthogonality_error"] = error
-        (before, then), now = self.read_at, self.clock.seconds
-        if self.step > before:
-            metrics["step_ms"] = (now - then) / (self.step - before) * 1e3
-        self.read_at = self.step, now
+        now = self.clock.seconds
+        steps = self.step - self.last_read_step
+        if steps > 0:
+            metrics["step_ms"] = (now - self.last_read_seconds) / steps * 1e3
+        self.last_read_step = self.step
+        self.last_read_seconds = now
         for text, step in self.state.crossings.items():
             if step is None and metrics["loss"] <= float(text):
                 self.state.crossings[text] = self.step
@@ -234,14 +253,15 @@ class Loop:
         with self.clock.stopped():
             with self._evaluating():
                 found = self.task.evaluate(self.model)
-                for split, metrics in self.task.at_end(self.model).items() if last else ():
-                    found.setdefault(split, {}).update(metrics)
+                if last:
+                    for split, metrics in self.task.at_end(self.model).items():
+                        found.setdefault(split, {}).update(metrics)
             for split, metrics in found.items():
                 if not all(map(math.isfinite, metrics.values())):
                     raise Diverged(f"the {split} metrics after step {self.step} are not finite")
                 self._write(split, metrics)
             if self.task.best is not None:
-                self._keep_best(found, *self.task.best)
+                self._keep_best(found, Best(*self.task.best))
             self.state.due = False
 
     @contextmanager
@@ -254,31 +274,34 @@ class Loop:
             torch.cuda.reset_peak_memory_stats(self.device)
 
     def _note_memory(self) -> None:
-        """What training has taken; evaluating is not counted."""
+        """Remember the peak memory of training. Evaluations are not counted."""
         if self.device.type == "cuda":
             self.state.peak_memory = max(
                 self.state.peak_memory, torch.cuda.max_memory_allocated(self.device)
             )
 
-    def _keep_best(
-        self, found: dict[str, dict[str, float]], split: str, metric: str, better: Better
-    ) -> None:
-        value = found.get(split, {}).get(metric)
-        if value is not None and (
-            self.state.best is None or better(value, self.state.best["value"])
-        ):
-            self.state.best = {"metric": f"{split} {metric}", "value": value, "step": self.step}
-            self.state.weights = {
-                name: part.to("cpu", copy=True) for name, part in self.model.state_dict().items()
-            }
-            self._write_weights(BEST, self.state.weights)
+    def _keep_best(self, found: dict[str, dict[str, float]], by: Best) -> None:
+        value = found.get(by.split, {}).get(by.metric)
+        if value is None:
+            return
+        if self.state.best is not None and not by.better(value, self.state.best["value"]):
+            return
+        name = f"{by.split} {by.metric}"
+        self.state.best = {"metric": name, "value": value, "step": self.step}
+        self.state.weights = {
+            name: part.to("cpu", copy=True) for name, part in self.model.state_dict().items()
+        }
+        self._write_weights(BEST, self.state.weights)
 
     def _write(self, split: str, metrics: dict[str, float]) -> None:
         self.state.final[split] = metrics
-        if self.log is not None:
-            epoch = {"epoch": self.step / self.task.epoch} if self.task.epoch else {}
-            self.log.write(self.step, split, seconds=self.clock.seconds, **epoch, **metrics)
-            self.display.show(self.step, split, metrics)
+        if self.log is None:
+            return
+        times = {"seconds": self.clock.seconds}
+        if self.task.epoch:
+            times["epoch"] = self.step / self.task.epoch
+        self.log.write(self.step, split, **times, **metrics)
+        self.display.show(self.step, split, metrics)
 
     def _write_weights(self, name: str, weights: dict[str, Tensor]) -> None:
         if not all_finite(weights):
@@ -292,17 +315,24 @@ class Loop:
             if self.log is not None:
                 self.log.sync()
             self.state.seconds = self.clock.seconds
-            self.state.save(self.folder, self.group, self.model, self.optimizer, self.meter)
+            self.state.save(self.folder.checkpoints, self.group, self._parts())
 
     def _restore(self) -> None:
-        parts = self.model, self.optimizer, self.meter
-        if self.state.restore(
-            self.folder, self.group, *parts, self.display.say, self.task.iterations
-        ):
+        restored = self.state.restore(
+            self.folder.checkpoints,
+            self.group,
+            self._parts(),
+            self.task.iterations,
+            self.display.say,
+        )
+        if restored:
             self.clock = Clock(self.state.seconds)
 
+    def _parts(self) -> Parts:
+        return Parts(self.model, self.optimizer, self.meter)
+
     def _conclude(self) -> None:
-        """What is done with the best state, once."""
+        """Let the task conclude with the best state, once."""
         if self.state.best is None or type(self.task).conclude is Task.conclude:
             return
         # A run that ends in here evaluates again: what it had logged of this step is dropped.
@@ -330,16 +360,19 @@ class Loop:
         self._conclude()
         self.state.seconds = self.clock.seconds
         parameters = sum(p.numel() for p in self.model.parameters())
-        made = record(self.environment, self.state, self.group.size, parameters, self.task.facts)
+        record = self.state.record(
+            self.environment,
+            processes=self.group.size,
+            parameters=parameters,
+            data=self.task.facts,
+        )
         if self.log is not None:
             self.log.sync()
-            self.folder.write_record(made)
+            self.folder.write_record(record)
             (self.folder.path / DIVERGED).unlink(missing_ok=True)
-        return made
+        return record
 
-    def _autocast(self):
-        return (
-            torch.autocast(self.device.type, torch.bfloat16)
-            if self.settings.precision == "bfloat16"
-            else nullcontext()
-        )
+    def _autocast(self) -> AbstractContextManager[Any]:
+        if self.settings.precision == "bfloat16":
+            return torch.autocast(self.device.type, torch.bfloat16)
+        return nullcontext()

@@ -1,54 +1,62 @@
-"""The optimiser of a run: constrained and free parameters, each with its rate."""
+"""The optimizer of a run: constrained and free parameters, each with its learning rate."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
-from ...api import named_constraints, orthogonality_error
+from ...api import orthogonality_error
 from ...optim import for_model
+from ...parametrizations import OrthogonalMap
+from ...parametrizations.rgd import on_manifold
 from .config import Config
 from .files import Damaged
 
+OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
+    "rmsprop": torch.optim.RMSprop,
+    "adam": torch.optim.Adam,
+    "sgd": torch.optim.SGD,
+}
+REMEMBERED = {
+    torch.optim.RMSprop: {"step", "square_avg"},
+    torch.optim.Adam: {"step", "exp_avg", "exp_avg_sq"},
+}
+"""The entries that an optimizer's state of a parameter must have, unless it is empty."""
+
 
 def build(model: nn.Module, config: Config) -> torch.optim.Optimizer:
-    """Free parameters at ``lr``, constrained ones at ``orthogonal_lr``; weights on the manifold get its own optimiser."""
+    """Return an optimizer with ``lr`` for free and ``orthogonal_lr`` for constrained parameters.
+
+    Weights on the manifold get the manifold's own optimizer.
+    """
     on_gpu = next(model.parameters()).is_cuda
-    # One pass over all that Adam remembers, where it is there: for real parameters.
-    fused = (
-        on_gpu
-        and config.optimizer == "adam"
-        and all(p.is_floating_point() for p in model.parameters())
-    )
-    options: dict[str, Any] = {"fused": True} if fused else {"foreach": True}
+    real = all(p.is_floating_point() for p in model.parameters())
+    options: dict[str, Any] = {"foreach": True}
+    if on_gpu and real and config.optimizer == "adam":
+        # One pass over Adam's state. Torch has it for real parameters only.
+        options = {"fused": True}
     if config.optimizer != "sgd":
         options["capturable"] = on_gpu
     if config.optimizer == "rmsprop":
         options["alpha"] = config.alpha
-    kind = {"rmsprop": torch.optim.RMSprop, "adam": torch.optim.Adam, "sgd": torch.optim.SGD}[
-        config.optimizer
-    ]
-    optimizer = for_model(model, config.lr, config.orthogonal_lr, kind, **options)
+    optimizer = for_model(
+        model, config.lr, config.orthogonal_lr, OPTIMIZERS[config.optimizer], **options
+    )
     for group in optimizer.param_groups:
         group["initial_lr"] = group["lr"]
     return optimizer
 
 
-REMEMBERED = {
-    torch.optim.RMSprop: {"step", "square_avg"},
-    torch.optim.Adam: {"step", "exp_avg", "exp_avg_sq"},
-}
-"""What torch's optimizers must find of a parameter, if they find anything."""
-
-
 def load(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Reads a state dict, perhaps of another device: what is remembered is its, how a step is computed is this device's.
+    """Load a state dict, perhaps from another device.
 
-    A state that is not of these parameters raises :class:`Damaged`.
+    Options that decide how a step is computed stay those of this device. A state that is not of
+    these parameters raises :class:`Damaged`.
     """
     for theirs, ours in zip(state["param_groups"], optimizer.param_groups, strict=True):
         theirs |= {
@@ -69,7 +77,7 @@ def load(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
 
 
 def _both_numbers(theirs: Any, ours: Any) -> bool:
-    """Whether both are finite numbers: only then is a checkpoint's option taken over."""
+    """Return whether both are numbers: only then is a checkpoint's option taken over."""
     return type(theirs) in (int, float) and type(ours) in (int, float) and math.isfinite(theirs)
 
 
@@ -88,17 +96,27 @@ def _check_remembered(found: dict[str, Any], p: Tensor) -> None:
             fits = value.is_complex() <= p.is_complex()
         if not fits:
             raise Damaged(
-                f"what the optimizer remembers as {name!r} does not fit a parameter of shape {tuple(p.shape)}."
+                f"what the optimizer remembers as {name!r} does not fit "
+                f"a parameter of shape {tuple(p.shape)}."
             )
 
 
 @torch.no_grad()
 def worst_orthogonality(model: nn.Module) -> float | None:
-    """The largest orthogonality error of the model's constrained weights; None if it has none."""
+    """Return the largest orthogonality error of the constrained weights, None without any."""
     return max(map(orthogonality_error, constrained(model)), default=None)
 
 
 def constrained(model: nn.Module) -> Iterator[Tensor]:
     """Yield every constrained weight as a matrix."""
-    for layer, name, chart, _ in named_constraints(model):
-        yield chart.as_matrix(getattr(layer, name))
+    for layer in model.modules():
+        charts: dict[str, nn.Module] = dict(on_manifold(layer))
+        if parametrize.is_parametrized(layer):
+            for name, chain in cast(nn.ModuleDict, layer.parametrizations).items():
+                charts[name] = cast(nn.ModuleList, chain)[0]
+        for name, chart in charts.items():
+            if isinstance(chart, OrthogonalMap):
+                weight = getattr(layer, name)
+                if chart.kernel is not None:
+                    weight = weight.flatten(1)
+                yield weight

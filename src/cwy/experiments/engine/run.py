@@ -1,9 +1,10 @@
-"""The folder of a run, and what is in it."""
+"""The folder of a run: its settings, log, weights and record."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,29 +15,22 @@ import torch
 from torch import Tensor
 
 from ... import _atomic
-from . import checkpoint, files, log
+from . import checkpoint, files
 from .config import ConfigError
-from .task import Settings
+from .task import Settings, differences
 
-CONFIG, RECORD, WEIGHTS, BEST = (
-    "config.json",
-    "record.json",
-    "weights.safetensors",
-    "best.safetensors",
-)
+CONFIG = "config.json"
+RECORD = "record.json"
+WEIGHTS = "weights.safetensors"
+BEST = "best.safetensors"
 DIVERGED = "diverged.txt"
-ABOUT = "cwy"
-"""The entry of metadata of the weights: which are complex, and their hash."""
+METRICS = "metrics.jsonl"
+BOARD = "tensorboard"
 LOCK = ".lock"
-
-
-def differences(there: dict[str, Any], here: dict[str, Any]) -> list[str]:
-    """How settings differ, in words; the device may."""
-    return [
-        f"{key} is {there.get(key)} there"
-        for key in here
-        if there.get(key) != here[key] and key != "device"
-    ]
+ABOUT = "cwy"
+"""The metadata entry of the weights: which are complex, and their hash."""
+LATEST = 10**12
+"""The most steps that a line of the log may count."""
 
 
 @dataclass(frozen=True)
@@ -47,15 +41,17 @@ class Folder:
 
     @property
     def checkpoints(self) -> Path:
+        """Return the folder of its checkpoints."""
         return self.path / "checkpoints"
 
     @property
     def exists(self) -> bool:
+        """Return whether a run was started here."""
         return (self.path / CONFIG).exists()
 
     @property
     def finished(self) -> bool:
-        """Whether its record is there; one that is damaged raises."""
+        """Return whether its record is there. A damaged one raises."""
         if not (self.path / RECORD).exists():
             return False
         try:
@@ -65,16 +61,16 @@ class Folder:
 
     @property
     def diverged(self) -> bool:
-        """Whether its last attempt could not go on; the file says why."""
+        """Return whether its last attempt could not go on. The file holds the reason."""
         return (self.path / DIVERGED).exists()
 
     @property
     def remains(self) -> bool:
-        """Whether parts of a run are there without its settings."""
-        return not self.exists and (self.checkpoints.exists() or (self.path / log.FILE).exists())
+        """Return whether parts of a run are there without its settings."""
+        return not self.exists and (self.checkpoints.exists() or (self.path / METRICS).exists())
 
     def settings(self) -> Settings:
-        """What the run was started with; a file that is not whole or not known raises."""
+        """Return the settings that the run was started with. A damaged or unknown file raises."""
         path = self.path / CONFIG
         try:
             return Settings.from_dict(files.read_json(path))
@@ -89,9 +85,9 @@ class Folder:
 
     @contextmanager
     def claim(self, settings: Settings) -> Generator[None]:
-        """Keeps other processes out until its end, or the process's; makes the folder of a new run.
+        """Keep other processes out inside this context, and make the folder of a new run.
 
-        Raises where another process is at a run here, or was since it was last looked at.
+        Raises if another process trains here, or has trained here since the folder was checked.
         """
         from filelock import FileLock, Timeout
 
@@ -110,44 +106,46 @@ class Folder:
                 files.write_json(self.path / CONFIG, settings.to_dict())
             elif differences(self.settings().to_dict(), settings.to_dict()) or self.finished:
                 raise ConfigError(
-                    f"another process has just been at the run in {self.path}: see `cwy runs {self.path}`."
+                    f"another process has just been at the run in {self.path}: "
+                    f"see `cwy runs {self.path}`."
                 )
             yield
         finally:
             lock.release()
 
     def record(self) -> dict[str, Any]:
-        """The record of a finished run."""
+        """Return the record of a finished run."""
         return files.read_json(self.path / RECORD)
 
     def rows(self) -> list[dict[str, Any]]:
-        """The lines of its log."""
-        return log.read(self.path / log.FILE)
+        """Return the lines of its log."""
+        return read_log(self.path / METRICS)
 
     def write_record(self, record: dict[str, Any]) -> None:
+        """Write ``record.json``."""
         files.write_json(self.path / RECORD, record)
 
     def write_weights(self, name: str, weights: dict[str, Tensor]) -> None:
-        """A state dict as safetensors."""
+        """Write a state dict as safetensors."""
         from safetensors.torch import save
 
         state = {key: value.detach().cpu().contiguous() for key, value in weights.items()}
-        # Complex tensors as pairs of real ones: safetensors knows complex64 alone, and that not everywhere.
+        # Complex tensors are pairs of real ones: safetensors has only complex64, and not everywhere.
         split = {
             key: torch.view_as_real(value).contiguous()
             for key, value in state.items()
             if value.is_complex()
         }
-        # One entry of metadata: of several the order is random, and equal weights would be files that differ.
+        # One entry of metadata: the order of several is random, and equal weights would differ.
         about = {"complex": sorted(split), "sha256": _digest(state | split, sorted(split))}
         _atomic.write(self.path / name, save(state | split, {ABOUT: json.dumps(about)}))
 
     def write_file(self, name: str, content: bytes) -> None:
-        """Anything else that belongs to the run."""
+        """Write any other file of the run."""
         _atomic.write(self.path / name, content)
 
     def read_weights(self, say: Callable[[str], object]) -> dict[str, Tensor]:
-        """The real state dict at the end, or, of a run that has not ended, of its last checkpoint."""
+        """Return the real state dict at the end, or that of the last checkpoint before it."""
         path = self.path / WEIGHTS
         if path.exists():
             return read_weights(path)
@@ -162,7 +160,7 @@ class Folder:
         return model
 
     def last_checkpoint(self) -> Path | None:
-        """The newest checkpoint, if there is one."""
+        """Return the newest checkpoint, if there is one."""
         return next(iter(checkpoint.listed(self.checkpoints)), None)
 
 
@@ -180,8 +178,8 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         length = int.from_bytes(content[:8], "little")
         about = json.loads(content[8 : 8 + length]).get("__metadata__", {}).get(ABOUT)
         if about is not None:
-            told = json.loads(about)
-            if told["sha256"] != _digest(weights, told["complex"]):
+            expected = json.loads(about)
+            if expected["sha256"] != _digest(weights, expected["complex"]):
                 raise ValueError("its weights are not those of its hash")
     except (
         SafetensorError,
@@ -203,3 +201,91 @@ def _digest(weights: dict[str, Tensor], complex_names: list[str]) -> str:
         found.update(json.dumps([name, str(value.dtype), list(value.shape)]).encode())
         found.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return found.hexdigest()
+
+
+class Log:
+    """Append to ``metrics.jsonl`` and TensorBoard, without gaps or repeats when a run goes on.
+
+    Args:
+        folder: of the run.
+        step: where the run goes on. Later lines are dropped, because they will come again.
+        due: whether the evaluation of that step will come again, too.
+    """
+
+    def __init__(self, folder: Path, step: int, due: bool) -> None:
+        path = folder / METRICS
+        kept = [
+            line
+            for line in read_log(path)
+            if line["step"] < step + (line["split"] == "train" or not due)
+        ]
+        _atomic.write(path, "".join(_line(row) for row in kept).encode())
+        files.refuse_link(folder / BOARD)
+        self._file = files.append_to(path)
+        self._board = _board(folder, step)
+
+    def write(self, step: int, split: str, **metrics: Any) -> None:
+        """Add a line. ``step`` counts the steps done."""
+        self._file.write(_line({"step": step, "split": split, **metrics}).encode())
+        self._file.flush()
+        if self._board is not None:
+            for name, value in metrics.items():
+                self._board.add_scalar(f"{split}/{name}", value, step)
+
+    def sync(self) -> None:
+        """Flush the lines to the disk: a checkpoint must not be ahead of its log."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Close the files."""
+        self._file.close()
+        if self._board is not None:
+            self._board.close()
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """Return the lines of a log, or none if there is no file.
+
+    A last line that was cut short is left out.
+    """
+    if not path.exists():
+        return []
+    *lines, _ = files.read(path).decode("utf-8", errors="replace").split("\n")
+    rows = []
+    for number, line in enumerate(lines, 1):
+        try:
+            rows.append(_row(json.loads(line)))
+        except RecursionError:
+            raise files.Damaged(f"{path} is damaged: line {number}: nested too deep.") from None
+        except (ValueError, KeyError, OverflowError) as error:
+            raise files.Damaged(f"{path} is damaged: line {number}: {error}.") from None
+    return rows
+
+
+def _row(found: Any) -> dict[str, Any]:
+    """Check what a line holds: a step, a split, and numbers by name."""
+    if not isinstance(found, dict):
+        raise ValueError("it holds no JSON object")
+    step = found.pop("step")
+    split = found.pop("split")
+    if type(step) is not int or not 0 <= step <= LATEST:
+        raise ValueError(f"step must be a whole number from 0 to {LATEST}")
+    if type(split) is not str:
+        raise ValueError("split must be a name")
+    for name, value in found.items():
+        if type(value) not in (int, float):
+            raise ValueError(f"{name!r} must be a number")
+    return {"step": step, "split": split} | {name: float(value) for name, value in found.items()}
+
+
+def _line(row: dict[str, Any]) -> str:
+    return json.dumps(row) + "\n"
+
+
+def _board(folder: Path, step: int):
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        return None
+    return SummaryWriter(str(folder / BOARD), purge_step=step + 1)

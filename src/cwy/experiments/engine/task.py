@@ -1,4 +1,4 @@
-"""What a task is: settings, a model, batches by seed and step, a loss, an evaluation."""
+"""The contract of a task: settings, a model, batches by seed and step, a loss, an evaluation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from importlib import import_module
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -27,11 +27,11 @@ PRECISIONS = {"float32": torch.float32, "float64": torch.float64, "bfloat16": to
 
 @dataclass(frozen=True)
 class Settings:
-    """A run, whole: with the code it is all that its numbers depend on.
+    """All that a run's numbers depend on, apart from the code.
 
     Attributes:
         task, recipe, method, seed: what ``cwy train`` names.
-        device, precision, compile: where and how; "bfloat16" is autocast over float32 weights.
+        device, precision, compile: where and how. "bfloat16" is autocast over float32 weights.
         config: every other setting.
     """
 
@@ -58,20 +58,23 @@ class Settings:
 
     @property
     def name(self) -> str:
-        """The name of its folder in a sweep."""
-        if self.recipe.startswith(self.method):
-            return f"{self.recipe}-seed{self.seed}"
-        reflections = getattr(self.config, "reflections", None)
-        return f"{self.recipe}-{self.method}{f'-L{reflections}' if reflections else ''}-seed{self.seed}"
+        """Return the name of its folder in a sweep."""
+        parts = [self.recipe]
+        if not self.recipe.startswith(self.method):
+            parts.append(self.method)
+            reflections = getattr(self.config, "reflections", None)
+            if reflections:
+                parts.append(f"L{reflections}")
+        return "-".join([*parts, f"seed{self.seed}"])
 
     def to_dict(self) -> dict[str, Any]:
-        """Flat, as ``config.json`` holds it."""
+        """Return a flat dictionary, as ``config.json`` holds it."""
         head = asdict(self)
         return head | head.pop("config")
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Settings:
-        """The settings of a ``config.json``; strict."""
+        """Return the settings of a ``config.json``. Unknown and missing keys raise."""
         keys = ("task", "recipe", "method", "seed", "device", "precision", "compile")
         missing = [key for key in keys if key not in values]
         if missing:
@@ -84,33 +87,59 @@ class Settings:
         return cls(**head, config=task.Config.from_dict(rest))
 
 
-class Task(ABC, Generic[C]):
-    """One experiment, set up for one run; a subclass a task.
+def differences(there: dict[str, Any], here: dict[str, Any]) -> list[str]:
+    """Return how settings differ, in words. The device may differ."""
+    return [
+        f"{key} is {there.get(key)} there"
+        for key in here
+        if there.get(key) != here[key] and key != "device"
+    ]
 
-    What is random is drawn from :meth:`generator`, so that step k has the same batch whether or not the run was stopped
-    before, and on however many processes.
+
+class Best(NamedTuple):
+    """The metric by which a run keeps its best state.
+
+    Attributes:
+        split, metric: which number of an evaluation.
+        better: ``better(new, old)`` returns whether the new value is the better one.
+    """
+
+    split: str
+    metric: str
+    better: Better
+
+
+class Task(ABC, Generic[C]):
+    """One experiment, set up for one run. Each task is a subclass.
+
+    Random numbers come from :meth:`generator`. Step k then has the same batch whether or not the
+    run was stopped before, and on any number of processes.
 
     Args:
         settings: of the run.
         device: where model and data live.
 
     Attributes:
-        heed: called before each part of an evaluation, which it may end by raising.
+        heed: is called before each part of an evaluation, which it may end by raising.
     """
 
     name: ClassVar[str]
     Config: ClassVar[type[Config]]
     recipes: ClassVar[dict[str, Recipe]]
-    """Settings by name; each is a function of the method. Published ones are added, never edited. The first is the default."""
+    """Settings by name, each a function of the method. The first is the default.
+
+    Published ones are added, never edited.
+    """
     best: ClassVar[tuple[str, str, Better] | None]
-    """Split, metric and ``better(new, old)`` of the state that is kept as the best; None keeps none."""
+    """The fields of :class:`Best`. None keeps no best state."""
     precision: ClassVar[str] = "float32"
     """The precision where none is named."""
     crossings: ClassVar[tuple[float, ...]] = ()
-    """The record says when the training loss first fell to each of these."""
+    """Levels of the training loss. The record holds when it first fell to each."""
 
     def __init__(self, settings: Settings, device: torch.device) -> None:
-        self.settings, self.device = settings, device
+        self.settings = settings
+        self.device = device
         self.config: C = settings.config  # pyrefly: ignore
         self.dtype = PRECISIONS[settings.precision]
         self.heed: Callable[[], None] = lambda: None
@@ -118,80 +147,94 @@ class Task(ABC, Generic[C]):
     @classmethod
     @abstractmethod
     def methods(cls) -> list[str]:
-        """The names that ``--method`` takes."""
+        """Return the names that ``--method`` takes."""
 
     @property
     @abstractmethod
     def iterations(self) -> int:
-        """Steps in all."""
+        """Return the steps of the whole run."""
 
     @property
     def epoch(self) -> int | None:
-        """Steps an epoch, or None."""
+        """Return the steps per epoch, or None."""
         return None
 
     @abstractmethod
     def model(self) -> nn.Module:
-        """The model at its start, on the device. The global random state is the run's."""
+        """Return the initial model, on the device. The global random state is the run's."""
 
     @abstractmethod
     def batch(self, step: int) -> Batch:
-        """The batch of a step, over all processes; the first dimension of each tensor counts its examples."""
+        """Return the batch of a step, over all processes.
+
+        The first dimension of each tensor counts the examples.
+        """
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        """The mean loss over the examples, and further metrics, as scalars that stay on the device."""
+        """Return the mean loss over the examples and further metrics, as scalars on the device."""
 
     def evaluate(self, model: nn.Module) -> dict[str, dict[str, float]]:
-        """Metrics by split, e.g. ``{"test": {"loss": 0.1, "accuracy": 0.9}}``."""
+        """Return metrics by split, e.g. ``{"test": {"loss": 0.1, "accuracy": 0.9}}``."""
         return {}
 
     def at_end(self, model: nn.Module) -> dict[str, dict[str, float]]:
-        """Further metrics by split, taken with the last evaluation alone."""
+        """Return further metrics by split. Only the last evaluation has them."""
         return {}
 
     def conclude(self, model: nn.Module) -> tuple[dict[str, dict[str, float]], dict[str, bytes]]:
-        """Called once, at the end, with the best state: metrics by split, and files for the run folder."""
+        """Return metrics by split and files for the run folder, from the best state.
+
+        It is called once, at the end.
+        """
         return {}, {}
 
     @property
     def unused(self) -> set[str]:
-        """The settings that mean nothing to this run."""
-        return set() if self.config.optimizer == "rmsprop" else {"alpha"}
+        """Return the settings that mean nothing to this run."""
+        if self.config.optimizer == "rmsprop":
+            return set()
+        return {"alpha"}
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What the record says of the data."""
+        """Return what the record states about the data."""
         return {}
 
     def watch(self, model: nn.Module) -> dict[str, Tensor]:
-        """Metrics that need the gradients: called after the backward, before the step."""
+        """Return metrics of the gradients. It is called after the backward pass, before the step."""
         return {}
 
     @property
     def capturable(self) -> bool:
-        """Whether every step is the same computation, so that a graph of one can be replayed for all."""
+        """Return whether every step is the same computation, as a CUDA graph needs it."""
         return type(self).rate is Task.rate
 
     def rate(self, step: int) -> float:
-        """What the learning rates are multiplied by at a step."""
+        """Return the factor of the learning rates at a step."""
         return 1.0
 
     def after_step(self, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
-        """Called when a step has been taken; ``step`` counts it."""
+        """React to a step that was taken. ``step`` counts it."""
 
     def mean(self, model: nn.Module, batches: Iterable[Batch]) -> dict[str, float]:
-        """Loss and metrics over all examples of some batches. Waits for the device once, at the end."""
-        sums, count, names = torch.zeros((), dtype=torch.float64, device=self.device), 0, ["loss"]
+        """Return loss and metrics over all examples of some batches.
+
+        The call synchronizes with the host once, at the end.
+        """
+        sums = torch.zeros((), dtype=torch.float64, device=self.device)
+        count = 0
+        names = ["loss"]
         for batch in batches:
             self.heed()
             loss, metrics = self.loss(model, batch)
             sums = sums + torch.stack([loss, *metrics.values()]).double() * len(batch[0])
-            count, names = count + len(batch[0]), ["loss", *metrics]
+            count += len(batch[0])
+            names = ["loss", *metrics]
         return dict(zip(names, (sums / count).tolist(), strict=True))
 
     def generator(self, *what: object, device: torch.device | str | None = None) -> torch.Generator:
-        """Random numbers that depend on the seed and on ``what`` alone, as in ``generator("train", step)``."""
+        """Return a generator that depends only on the seed and ``what``, e.g. ``"train", step``."""
         text = "/".join(map(str, (self.settings.seed, *what)))
         seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
         return torch.Generator(device or self.device).manual_seed(seed)
@@ -209,11 +252,11 @@ HOMES = {
     "nmt": "nmt",
 }
 TASKS = tuple(HOMES)
-"""The tasks' names. A task is a subclass of Task in the folder that HOMES names."""
+"""The names of the tasks. HOMES names the folder of each."""
 
 
 def load(name: str) -> type[Task]:
-    """The task of this name; an unknown one raises with the nearest names."""
+    """Return the task of this name. An unknown one raises with the nearest names."""
     choose("task", name, TASKS)
     tasks = import_module(f"...{HOMES[name]}", __name__).TASKS
     return next(task for task in tasks if task.name == name)
@@ -229,19 +272,24 @@ def settings(
     precision: str | None = None,
     compile: bool = False,
 ) -> Settings:
-    """The settings of a run from its name, ``TASK`` or ``TASK/RECIPE``, and what is set beside it; mistakes raise.
+    """Return the settings of a run from its name, ``TASK`` or ``TASK/RECIPE``. Mistakes raise.
 
-    Without a method it is the one that the recipe is named after, or the task's first.
+    The default method is the one that the recipe is named after, or the task's first.
     """
     name, _, recipe = what.partition("/")
     task = load(name)
     recipe = choose(f"recipe of {name}", recipe or next(iter(task.recipes)), task.recipes)
-    named = (
-        name for name in sorted(task.methods(), key=len, reverse=True) if recipe.startswith(name)
-    )
-    method = choose(
-        "method", next(named, task.methods()[0]) if method is None else method, task.methods()
-    )
+    if method is None:
+        method = _method_of(recipe, task.methods())
+    method = choose("method", method, task.methods())
     precision = choose("precision", precision or task.precision, PRECISIONS)
     config = task.recipes[recipe](method).with_settings(assignments)
     return Settings(name, recipe, method, seed, config, device, precision, compile)
+
+
+def _method_of(recipe: str, methods: list[str]) -> str:
+    """Return the longest method name that a recipe begins with, or the first method."""
+    for name in sorted(methods, key=len, reverse=True):
+        if recipe.startswith(name):
+            return name
+    return methods[0]

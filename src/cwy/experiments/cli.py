@@ -1,4 +1,7 @@
-"""The experiments' commands: what they take, and where it goes. What is heavy is imported when one runs."""
+"""The experiments' commands: their options, and the functions that they call.
+
+Heavy modules are imported when a command runs.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,16 @@ from collections.abc import Callable
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from ..terminal import complaint, plainly, printable, writable
 
-# The command line says what is missing; the annotations below are read only once typer is there.
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from .engine.signals import Stop
+
+# The command line names what is missing. The annotations below are read only if typer is there.
 with suppress(ImportError):
     import typer
 
@@ -37,19 +45,16 @@ def demo(
 ) -> None:
     """A minute of the Copying task: who remembers ten symbols? A table, a picture, a sentence."""
     _need_experiments("matplotlib")
-    from .engine.signals import Stop, Stopped
-    from .engine.streams import outlast
+    from .engine.signals import Stop, Stopped, outlast
 
     outlast()
     stopped = "stopped; nothing was written."
     with Stop() as stop:
         with stop.ending(lambda: stopped):
-            from rich.console import Console
-
             from . import demo
 
-            console = Console(highlight=False, markup=False)
-            names = [name.strip() for name in methods.split(",") if name.strip()]
+            console = _console()
+            names = _names(methods)
             with plainly(ValueError):
                 if not names:
                     raise ValueError("--methods names none, e.g. 'cwy,lstm'.")
@@ -67,28 +72,29 @@ def demo(
         seen, files = demo.picture(found, out)
     console.print(seen, end="\n\n")
     for path in files:
-        print(f"{'The report' if path.suffix == '.html' else 'The picture'}: {path}")
+        label = "The picture"
+        if path.suffix == ".html":
+            label = "The report"
+        print(f"{label}: {path}")
     console.print(demo.context(found), style="dim")
 
 
 def show_recipe(what: str, method: str | None) -> None:
-    """Print the settings of a recipe below the help of ``cwy train``; of several methods, the first's."""
-    from rich.console import Console
+    """Print the settings of a recipe below the help of ``cwy train``, for the first method."""
+    from .engine.listing import show_recipe
 
-    from .engine.catalog import show_recipe
-
-    first = method.split(",")[0].strip() if method else None
+    first = None
+    if method:
+        first = method.split(",")[0].strip()
     with plainly(ValueError):
-        show_recipe(what, first, Console(highlight=False, markup=False))
+        show_recipe(what, first, _console())
 
 
 def _list_tasks(asked: bool) -> None:
     if asked:
-        from rich.console import Console
+        from .engine.listing import show_tasks
 
-        from .engine.catalog import show_tasks
-
-        show_tasks(Console(highlight=False, markup=False))
+        show_tasks(_console())
         raise typer.Exit
 
 
@@ -97,7 +103,8 @@ def train(
         str,
         typer.Argument(
             metavar="TASK[/RECIPE]",
-            help="copying, adding, mnist, pmnist, convergence, nmt, kth, weizmann or movingmnist; e.g. copying/small.",
+            help="copying, adding, mnist, pmnist, convergence, nmt, kth, weizmann or movingmnist; "
+            "e.g. copying/small.",
         ),
     ],
     every_task: Annotated[
@@ -164,16 +171,26 @@ def train(
     that is not known), 2 an option is unknown or lacks its value, 3 diverged,
     129, 130 or 143 stopped and saved.
     """
-    given = (
-        [None] if method is None else [name.strip() for name in method.split(",") if name.strip()]
-    )
-    names = list(dict.fromkeys(given))
-    every = range(seed, seed + (seeds or 1))
-    _run(
-        lambda engine, *by: engine.train(
-            task, names, every, setting or [], device, precision, compile, out, *by
+
+    def start(console: Console, stop: Stop) -> int:
+        from .engine.runner import Sweep, train
+
+        methods: list[str | None] = [None]
+        if method is not None:
+            methods = list(dict.fromkeys(_names(method)))
+        sweep = Sweep(
+            task,
+            methods=methods,
+            seeds=range(seed, seed + (seeds or 1)),
+            assignments=setting or (),
+            device=device,
+            precision=precision,
+            compile=compile,
+            out=out,
         )
-    )
+        return train(sweep, console, stop)
+
+    _run(start)
 
 
 def resume(
@@ -183,11 +200,17 @@ def resume(
         typer.Option(metavar="NAME", help="Go on elsewhere than it began.", show_default=False),
     ] = None,
 ) -> None:
-    """Goes on with a run from its last checkpoint, as if it had never stopped; a finished run is left as it is.
+    """Goes on with a run from its last checkpoint, as if it had never stopped.
 
-    Exit status: as of `cwy train`.
+    A finished run is left as it is. Exit status: as of `cwy train`.
     """
-    _run(lambda engine, *by: engine.resume(folder, device, *by))
+
+    def start(console: Console, stop: Stop) -> int:
+        from .engine.runner import resume
+
+        return resume(folder, device, console, stop)
+
+    _run(start)
 
 
 def translate(
@@ -217,11 +240,11 @@ def translate(
     ] = None,
     device: Annotated[str, typer.Option(metavar="NAME", help="cpu, cuda, cuda:1, …")] = "cpu",
 ) -> None:
-    """Translates by a trained run: a line of translation for every sentence; what to know about one goes to stderr."""
+    """Translates by a trained run: a line for every sentence. Notes go to stderr."""
     _need_experiments()
     from .data import DataError
-    from .engine.command import check_device
-    from .nmt.translate import translate
+    from .engine.runner import check_device
+    from .nmt.command import translate
 
     def say(note: str) -> None:
         print(f"cwy: {note}", file=sys.stderr)
@@ -235,15 +258,10 @@ def runs(
     folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="Where to look.")] = Path("runs"),
 ) -> None:
     """A table of the runs below a folder."""
-    from rich.console import Console
+    from .engine.listing import show_runs
 
-    from .engine.table import table
-
-    console = Console(highlight=False, markup=False)
-    view = table(folder, console.width)
-    if view is None:
+    if not show_runs(folder, _console()):
         sys.exit(f"cwy: no run folder below {folder}.")
-    console.print(view)
 
 
 def report(
@@ -269,24 +287,27 @@ def report(
     damaged: list[str] = []
     with plainly(ReportError):
         runs = find_runs(folders, damaged.append)
-    where = folders[0] if out is None else out
+    where = out
+    if where is None:
+        where = folders[0]
     with plainly(OSError, f"cannot write to the folder --out {where}: "):
         written = write(runs, writable(where), damaged)
     for path in written:
-        print(f"{'The report' if path.suffix == '.html' else 'The figure'}: {printable(path)}")
+        label = "The figure"
+        if path.suffix == ".html":
+            label = "The report"
+        print(f"{label}: {printable(path)}")
     if damaged:
-        sys.exit("\n".join(f"cwy: left out: {told}" for told in damaged))
+        sys.exit("\n".join(f"cwy: left out: {reason}" for reason in damaged))
 
 
 def data_list() -> None:
     """The data sets of the experiments, and which are here."""
-    from rich.console import Console
-
     from .data import DataError
-    from .data.command import show
+    from .data.manage import show
 
     with plainly(DataError):
-        show(Console(highlight=False, markup=False))
+        show(_console())
 
 
 def data_check(
@@ -299,14 +320,12 @@ def data_check(
 
     The exit status is 1 if a file is missing, damaged or could not be checked.
     """
-    from rich.console import Console
-
     from .data import DataError
-    from .data.command import check
+    from .data.manage import check
 
     with plainly(DataError):
-        whole = check(name, Console(highlight=False, markup=False))
-    sys.exit(0 if whole else 1)
+        whole = check(name, _console())
+    sys.exit(int(not whole))
 
 
 def data_fetch(
@@ -316,56 +335,69 @@ def data_fetch(
 
     The exit status is 1 if the set is not complete afterwards.
     """
-    from rich.console import Console
-
     from .data import DataError
-    from .data.command import fetch
+    from .data.manage import fetch
 
     with plainly(DataError):
-        complete = fetch(name, Console(highlight=False, markup=False))
-    sys.exit(0 if complete else 1)
+        complete = fetch(name, _console())
+    sys.exit(int(not complete))
 
 
 def data_decode(
     name: Annotated[str, typer.Argument(metavar="NAME", help="kth or weizmann.")],
 ) -> None:
-    """Decodes the videos of a data set into the frames that tasks train from; what is decoded already is left."""
-    from rich.console import Console
+    """Decodes the videos of a data set into the frames that tasks train from.
 
+    Videos that are decoded already are left.
+    """
     from .data import DataError
-    from .data.command import decode
+    from .data.manage import decode
 
     with plainly(DataError):
-        decode(name, Console(highlight=False, markup=False))
+        decode(name, _console())
 
 
-def _run(command: Callable[..., int]) -> None:
-    """Ends with the status of a command of the engine, which it is given, with a console and what hears of signals."""
-    from .engine.signals import Stop
-    from .engine.streams import outlast
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console(highlight=False, markup=False)
+
+
+def _names(text: str) -> list[str]:
+    """Return the names in a list with commas."""
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _run(start: Callable[[Console, Stop], int]) -> None:
+    """End with the status that a function of the engine returns.
+
+    A signal that comes while the engine is imported ends the command at once.
+    """
+    from .engine.signals import Stop, outlast
 
     _need_experiments()
     outlast()
     with Stop() as stop:
         with stop.ending(lambda: "stopped before anything was done."):
-            from rich.console import Console
+            from .engine.runner import ConfigError, Diverged, RunError, Stopped
 
-            from .engine import command as engine
+            console = _console()
         try:
-            sys.exit(command(engine, Console(highlight=False, markup=False), stop))
-        except (engine.ConfigError, engine.RunError) as error:
+            sys.exit(start(console, stop))
+        except (ConfigError, RunError) as error:
             sys.exit(printable(f"cwy: {error}", keep="\n"))
-        except (engine.Diverged, engine.Stopped) as error:
+        except (Diverged, Stopped) as error:
             print(complaint(printable(f"cwy: {error}", keep="\n")), file=sys.stderr)
             sys.exit(error.status)
 
 
 def _need_experiments(*also: str) -> None:
-    """Ends the command before it has done anything where a package of the experiments is missing."""
+    """End the command before it has done anything if a package of the experiments is missing."""
     missing = [name for name in (*EXTRAS, *also) if find_spec(name) is None]
     if missing:
         sys.exit(
-            f'cwy: the experiments need {", ".join(missing)}. To install:\n\n    pip install "cwy[cli]"\n'
+            f"cwy: the experiments need {', '.join(missing)}. To install:\n\n"
+            '    pip install "cwy[cli]"\n'
         )
 
 
