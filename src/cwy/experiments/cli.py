@@ -107,6 +107,7 @@ def train(
             "e.g. copying/small.",
         ),
     ],
+    *,
     every_task: Annotated[
         bool,
         typer.Option(

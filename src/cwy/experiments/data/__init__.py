@@ -1,6 +1,10 @@
-"""Data sets: fetched from their public homes, checked by hash, kept in one folder. A set is one entry of DATASETS."""
+"""Data sets: fetched from their public homes, checked by hash, kept in one folder.
 
-from .fetch import DataError, DataSet, File, default_root, ensure, fetch, inspect
+A set is one entry of DATASETS.
+"""
+
+from .fetch import DataError, DataSet, File, ensure, fetch, inspect
+from .folders import default_root
 from .sets import DATASETS, find
 
 __all__ = [

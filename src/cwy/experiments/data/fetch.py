@@ -1,9 +1,11 @@
-"""Files from the network into one folder: resumed where they were cut off, checked by hash, there whole or not at all."""
+"""Download files into one folder: resumed where they were cut off, and checked by hash.
+
+A file is there whole or not at all.
+"""
 
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -19,34 +21,42 @@ from urllib.request import HTTPRedirectHandler, Request, build_opener
 from filelock import FileLock
 
 from ... import _atomic
+from .folders import default_root
 from .unpack import member, unpack, unpacked
 
 TIMEOUT = 30
 """Seconds that a server may be silent."""
 PATIENCE = 3600.0
-"""Seconds that one file may take in all. What has come by then is kept, and another call goes on from there."""
+"""Seconds that one file may take in all. Another call goes on with what has come by then."""
 LIMIT = 1 << 30
 """The most bytes of a file whose size is not known."""
 BLOCK = 1 << 16
+"""Bytes of one read."""
 TURN = 0.2
+"""Seconds between two looks at the clock."""
 SCHEMES = ("http", "https")
 SHOWN = 200
 """The most characters of an address that are shown."""
 
 Watch = Callable[["File", int], object]
-"""Is told a file and how many of its bytes are there."""
+"""Called with a file and how many of its bytes are there."""
 
 
 class DataError(RuntimeError):
-    """A data set that is not there, is damaged or can't be had; says what to do."""
+    """A data set that is missing, damaged or cannot be fetched. The message names what to do."""
 
 
 @dataclass(frozen=True)
 class File:
-    """One file of a data set: its name, also below the set's address, its bytes and their hash; an archive is unpacked.
+    """One file of a data set.
 
-    Where its publisher gives neither size nor SHA-256, the size is None and the hash a SHA-1, told by its length. Of a zip file
-    whose packing does not matter, ``inside`` names a member: size and SHA-256 are then that member's.
+    Attributes:
+        name: in the set's folder, and below the set's address.
+        size: in bytes. None if its publisher gives none.
+        sha256: the hash. It is a SHA-1, which is shorter, if its publisher gives no SHA-256.
+        archive: whether it is unpacked.
+        inside: a member of a zip file whose packing does not matter. Size and hash are then that
+            member's.
     """
 
     name: str
@@ -57,11 +67,13 @@ class File:
 
     @property
     def kind(self) -> str:
-        """Of the hash."""
-        return "sha256" if len(self.sha256) == 64 else "sha1"
+        """Return the name of the hash."""
+        if len(self.sha256) == 64:
+            return "sha256"
+        return "sha1"
 
     def unpacked(self, folder: Path) -> bool:
-        """Whether it is an archive of which the content lies in the folder already: then the archive itself is not needed."""
+        """Return whether it is an archive whose content lies in the folder already."""
         return self.archive and unpacked(folder / self.name).is_dir()
 
 
@@ -76,34 +88,28 @@ class DataSet:
 
     @property
     def size(self) -> int:
-        """Bytes to download, as far as they are known."""
+        """Return the bytes to download, as far as they are known."""
         return sum(file.size or 0 for file in self.files)
 
     def only(self, *names: str) -> DataSet:
-        """The set of these files alone."""
+        """Return a set of only these files."""
         return replace(self, files=tuple(file for file in self.files if file.name in names))
 
     def folder(self, root: Path | None = None) -> Path:
-        """Where its files are kept; raises if nobody may look there."""
+        """Return the folder of its files. An unreadable one raises."""
         folder = (root or default_root()) / self.name
         try:
             folder.exists()
         except OSError as error:
             raise DataError(
-                f"cannot read the data folder {folder}: {error.strerror}. Set CWY_DATA to choose another."
+                f"cannot read the data folder {folder}: {error.strerror}. "
+                "Set CWY_DATA to choose another."
             ) from None
         return folder
 
 
-def default_root() -> Path:
-    """The folder of all data sets: ``$CWY_DATA``, or ``cwy`` in the user's cache folder."""
-    if named := os.environ.get("CWY_DATA"):
-        return Path(named)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cwy"
-
-
 def inspect(path: Path, file: File) -> str | None:
-    """What is wrong with a file: None if it is there and every byte is right."""
+    """Return what is wrong with a file, or None if it is there and every byte is right."""
     if not path.is_file():
         return "is missing"
     if file.inside:
@@ -112,19 +118,22 @@ def inspect(path: Path, file: File) -> str | None:
         except ValueError as error:
             return f"is no archive of {file.inside}: {error}"
         found = hashlib.sha256(content).hexdigest()
-        return (
-            None
-            if found == file.sha256
-            else f"has a {file.inside} of the wrong content, sha256 {found}"
-        )
+        if found != file.sha256:
+            return f"has a {file.inside} of the wrong content, sha256 {found}"
+        return None
     if file.size is not None and path.stat().st_size != file.size:
         return f"has {path.stat().st_size} bytes, not {file.size}"
     found = digest(path, file.kind)
-    return None if found == file.sha256 else f"has the wrong content, {file.kind} {found}"
+    if found != file.sha256:
+        return f"has the wrong content, {file.kind} {found}"
+    return None
 
 
 def ensure(dataset: DataSet, root: Path | None = None) -> Path:
-    """The folder of a data set, every file checked; those that are missing are fetched, a damaged one is refused."""
+    """Return the folder of a data set after checking every file.
+
+    Missing files are fetched. A damaged one raises.
+    """
     return fetch(dataset, root, repair=False)
 
 
@@ -135,10 +144,16 @@ def fetch(
     *,
     repair: bool = True,
 ) -> Path:
-    """Downloads the files of a data set that are missing, or damaged if ``repair``; returns their folder.
+    """Download the files of a data set that are missing, and return their folder.
 
-    A file comes under a temporary name, goes on where an earlier attempt stopped, and gets its own name once its hash is right.
-    Of several processes one fetches, the others wait for it.
+    A file has a temporary name until its hash is right. A later attempt goes on where an earlier
+    one stopped. Of several processes one fetches and the others wait.
+
+    Args:
+        dataset: the set.
+        root: the folder of all sets.
+        watch: is called as the bytes of a file come.
+        repair: whether damaged files are downloaded, too. Otherwise they raise.
     """
     folder = dataset.folder(root)
     for file in dataset.files:
@@ -148,7 +163,8 @@ def fetch(
         wrong = inspect(path, file)
         if wrong and path.exists() and not repair:
             raise DataError(
-                f"{path} {wrong}; expected {file.kind} {file.sha256}. Get it anew: cwy data fetch {dataset.name}"
+                f"{path} {wrong}; expected {file.kind} {file.sha256}. "
+                f"Get it anew: cwy data fetch {dataset.name}"
             )
         if wrong:
             _fetch(file, urljoin(dataset.home, file.name), path, watch)
@@ -174,14 +190,17 @@ def _fetch(file: File, url: str, path: Path, watch: Watch) -> None:
             if wrong := inspect(partial, file):
                 partial.unlink()
                 raise DataError(
-                    f"{url} {wrong}; expected {file.kind} {file.sha256}. It was deleted: try again, or get it elsewhere."
+                    f"{url} {wrong}; expected {file.kind} {file.sha256}. "
+                    "It was deleted: try again, or get it elsewhere."
                 )
             _atomic.publish(partial, path)
     except (OSError, HTTPException) as error:
+        reason = str(error).removeprefix("<urlopen error ").removesuffix(">")
         raise DataError(
-            f"cannot fetch {file.name} from {url}: {str(error).removeprefix('<urlopen error ').removesuffix('>')}.\n"
+            f"cannot fetch {file.name} from {url}: {reason}.\n"
             f"To use a copy from elsewhere, put it at\n    {path}\n"
-            f"({file.kind} {file.sha256}), or set CWY_DATA to a folder that holds {path.parent.name}/{file.name}."
+            f"({file.kind} {file.sha256}), "
+            f"or set CWY_DATA to a folder that holds {path.parent.name}/{file.name}."
         ) from error
 
 
@@ -196,21 +215,27 @@ class _OnlyWeb(HTTPRedirectHandler):
 
 
 class _Transfer:
-    """The bytes of one file on their way to its temporary name.
+    """Download the bytes of one file to its temporary name.
 
     Attributes:
-        over: set when nobody waits for it any more; nothing is written from then on.
+        most: the most bytes that are taken.
+        over: set when the caller no longer waits. Nothing is written from then on.
     """
 
     def __init__(self, file: File, url: str, partial: Path, watch: Watch) -> None:
-        self.file, self.url, self.partial, self.watch = file, url, partial, watch
-        self.most = LIMIT if file.size is None else file.size
+        self.file = file
+        self.url = url
+        self.partial = partial
+        self.watch = watch
+        self.most = LIMIT
+        if file.size is not None:
+            self.most = file.size
         self.over = Event()
 
     def run(self) -> None:
         """Ask until all is there, or an attempt gets no further."""
         if self.file.inside:
-            # How long the archive is nobody knows before: it comes in one go.
+            # The length of the archive is not known before, so it comes in one go.
             self._continue(0)
             return
         before = -1
@@ -223,33 +248,39 @@ class _Transfer:
             raise OSError(f"the connection ended after {done} of {self.file.size} bytes")
 
     def _continue(self, done: int) -> None:
-        """Ask once for the bytes from ``done`` on; what comes before the connection ends or breaks is kept."""
+        """Ask once for the bytes from ``done`` on. What comes before a break is kept."""
+        headers = {}
+        if done:
+            headers["Range"] = f"bytes={done}-"
         # The addresses are those of DATASETS, not a user's.
-        request = Request(self.url, headers={"Range": f"bytes={done}-"} if done else {})  # noqa: S310
+        request = Request(self.url, headers=headers)  # noqa: S310
         try:
             opened = build_opener(_OnlyWeb).open(request, timeout=TIMEOUT)
         except HTTPError as error:
-            # There is nothing after the bytes that are here: of a file of unknown size, that is how its end is found.
+            # Nothing comes after the bytes that are here: so ends a file of unknown size.
             if error.code == 416:
                 return
             raise
         with opened as answer:
             if self.over.is_set():
                 return
-            resumed = done and answer.status == 206
+            mode = "wb"
+            if done and answer.status == 206:
+                mode = "ab"
             with (
-                self.partial.open("ab" if resumed else "wb") as out,
+                self.partial.open(mode) as out,
                 suppress(ConnectionError, TimeoutError, HTTPException),
             ):
                 self._copy(answer, out)
         if self.file.size is None and _size(self.partial) > self.most:
             self.partial.unlink()
             raise OSError(
-                f"it is longer than {self.most} bytes, the most that is taken where the size is not known"
+                f"it is longer than {self.most} bytes, "
+                "the most that is taken where the size is not known"
             )
 
     def _copy(self, answer: HTTPResponse, out: BinaryIO) -> None:
-        # One read of the socket at a time: bytes that drip in are seen, and the end of patience is too.
+        # One read of the socket at a time, so that slow bytes are counted and the end is noticed.
         while out.tell() <= self.most and (block := answer.read1(BLOCK)):
             if self.over.is_set():
                 return
@@ -258,7 +289,7 @@ class _Transfer:
 
 
 def _within(seconds: float, transfer: _Transfer) -> None:
-    """Wait for a transfer, but no longer: no server keeps the caller, however slowly it answers."""
+    """Wait so many seconds for a transfer, however slowly the server answers."""
     errors: list[BaseException] = []
 
     def work() -> None:
@@ -273,7 +304,7 @@ def _within(seconds: float, transfer: _Transfer) -> None:
     end = monotonic() + seconds
     try:
         while thread.is_alive() and monotonic() < end:
-            # In short turns: Windows hears of Ctrl-C only between them.
+            # In short turns: Windows notices Ctrl-C only between them.
             thread.join(min(TURN, seconds))
     finally:
         transfer.over.set()
@@ -286,14 +317,18 @@ def _within(seconds: float, transfer: _Transfer) -> None:
 
 
 def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
+    if not path.exists():
+        return 0
+    return path.stat().st_size
 
 
 def _ended(partial: Path, file: File, done: int) -> bool:
-    return done >= file.size if file.size is not None else inspect(partial, file) is None
+    if file.size is None:
+        return inspect(partial, file) is None
+    return done >= file.size
 
 
 def digest(path: Path, kind: str = "sha256") -> str:
-    """The hash of a file's bytes."""
+    """Return the hash of a file's bytes."""
     with path.open("rb") as content:
         return hashlib.file_digest(content, kind).hexdigest()

@@ -1,4 +1,7 @@
-"""KTH: 25 people, six actions, four settings; the sequences of each video are listed in ``00sequences.txt``."""
+"""KTH: 25 people, six actions, four settings.
+
+``00sequences.txt`` lists the sequences of each video.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,13 @@ LEFT_OUT = {"person01_boxing_d4": "known to be corrupt"}
 
 @dataclass(frozen=True)
 class Video:
-    """One video: its name, as in the list, and its sequences, first and last frame counted from 1."""
+    """One video of the list.
+
+    Attributes:
+        name: as in the list.
+        person, action: who does what.
+        ranges: first and last frame of each sequence, counted from 1.
+    """
 
     name: str
     person: int
@@ -31,17 +40,18 @@ class Video:
 
     @property
     def split(self) -> str:
-        """By the person."""
+        """Return the split, which the person decides."""
         return next(split for split, persons in PERSONS.items() if self.person in persons)
 
     def path(self, folder: Path) -> Path:
-        """Where it lies."""
+        """Return where it lies."""
         return folder / self.action / f"{self.name}_uncomp.avi"
 
 
 def listed(folder: Path) -> list[Video]:
-    """The videos of the list, in its order, but for those that are left out."""
-    path, found = folder / LIST, []
+    """Return the videos of the list, in its order, without those that are left out."""
+    path = folder / LIST
+    found = []
     try:
         lines = path.read_text(encoding="ascii").splitlines()
     except (OSError, ValueError) as error:
@@ -49,7 +59,8 @@ def listed(folder: Path) -> list[Video]:
     for line in lines:
         if match := re.match(r"(person(\d\d)_([a-z]+)_d\d)\s+frames\s+(.*)", line):
             name, person, action, ranges = match.groups()
-            spans = tuple((int(a), int(b)) for a, b in re.findall(r"(\d+)-(\d+)", ranges))
+            pairs = re.findall(r"(\d+)-(\d+)", ranges)
+            spans = tuple((int(first), int(last)) for first, last in pairs)
             if name not in LEFT_OUT:
                 found.append(Video(name, int(person), action, spans))
     if not found:
@@ -58,44 +69,45 @@ def listed(folder: Path) -> list[Video]:
 
 
 def load(action: str, root: Path | None = None) -> Videos:
-    """The sequences of one action, by persons; those of the videos that are here, which may be a part of the set.
+    """Return the sequences of one action, by persons.
 
-    They are decoded once (:func:`~.videos.cached`). Where neither videos nor decoded frames are here, the action is fetched.
+    They are those of the videos that are here, which may be a part of the set, decoded once
+    (:func:`~.videos.cached`). Where neither videos nor decoded frames are here, the action is
+    fetched.
 
     Args:
         action: one of ACTIONS.
-        root: the folder that holds ``kth/``; by default ``$CWY_DATA``, or ``cwy`` in the user's cache folder.
+        root: the folder that holds ``kth/``, by default :func:`~.folders.default_root`.
     """
     folder = KTH.folder(root)
     if not any(here(folder, action)) and not kept(f"kth-{action}"):
         ensure(KTH.only(LIST, f"{action}.zip"), root)
     videos = list(here(folder, action))
-    sources = (
-        {LIST: folder / LIST} | {video.name: video.path(folder) for video in videos}
-        if videos
-        else {}
-    )
+    sources = {}
+    if videos:
+        sources = {LIST: folder / LIST} | {video.name: video.path(folder) for video in videos}
     return cached(f"kth-{action}", sources, lambda: assemble(_sequences(folder, videos)))
 
 
 def here(folder: Path, action: str) -> Iterator[Video]:
-    """The listed videos of an action that are in a folder."""
-    if (folder / LIST).exists():
-        yield from (
-            video
-            for video in listed(folder)
-            if video.action == action and video.path(folder).is_file()
-        )
+    """Yield the listed videos of an action that are in a folder."""
+    if not (folder / LIST).exists():
+        return
+    for video in listed(folder):
+        if video.action == action and video.path(folder).is_file():
+            yield video
 
 
 def frames(folder: Path, video: Video) -> Tensor:
-    """All frames of a video; one that has fewer than its sequences need is refused by name."""
-    path, found = video.path(folder), decode(video.path(folder))
+    """Return all frames of a video. One with fewer than its sequences need raises by name."""
+    path = video.path(folder)
+    found = decode(path)
     needed = max(last for _, last in video.ranges)
     if len(found) < needed:
         raise DataError(
-            f"{path} decodes to {len(found)} frames, and its sequences in {LIST} go to frame {needed}: it is damaged or cut "
-            "short. Get it anew, or take it away to go on without it."
+            f"{path} decodes to {len(found)} frames, and its sequences in {LIST} "
+            f"go to frame {needed}: it is damaged or cut short. "
+            "Get it anew, or take it away to go on without it."
         )
     return found
 
@@ -103,32 +115,28 @@ def frames(folder: Path, video: Video) -> Tensor:
 def _sequences(folder: Path, videos: list[Video]) -> dict[str, list[Tensor]]:
     parts: dict[str, list[Tensor]] = {split: [] for split in SPLITS}
     for video in videos:
-        grey = frames(folder, video)
-        parts[video.split] += [square(grey[first - 1 : last]) for first, last in video.ranges]
+        gray = frames(folder, video)
+        parts[video.split] += [square(gray[first - 1 : last]) for first, last in video.ranges]
     return parts
 
 
 def statistics(videos: list[Video]) -> dict[str, dict[str, float]]:
-    """Of each action that has videos: the shortest, longest and mean sequence, and the frames of each split."""
+    """Return the lengths of each action's sequences, and the frames of each split."""
     found = {}
     for action in ACTIONS:
-        lengths = [
-            (v.split, last - first + 1)
-            for v in videos
-            if v.action == action
-            for first, last in v.ranges
-        ]
-        if not lengths:
+        lengths: dict[str, list[int]] = {split: [] for split in SPLITS}
+        for video in videos:
+            if video.action == action:
+                lengths[video.split] += [last - first + 1 for first, last in video.ranges]
+        every = [length for theirs in lengths.values() for length in theirs]
+        if not every:
             continue
-        frames = [length for _, length in lengths]
         found[action] = {
-            "shortest": min(frames),
-            "longest": max(frames),
-            "mean": round(sum(frames) / len(frames), 1),
+            "shortest": min(every),
+            "longest": max(every),
+            "mean": round(sum(every) / len(every), 1),
         }
-        found[action] |= {
-            split: sum(length for part, length in lengths if part == split) for split in SPLITS
-        }
+        found[action] |= {split: sum(theirs) for split, theirs in lengths.items()}
     return found
 
 

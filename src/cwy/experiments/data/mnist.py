@@ -18,7 +18,7 @@ UBYTE = 0x08
 
 
 class Mnist(NamedTuple):
-    """Images as rows of pixels, uint8 ``(60000, 784)`` and ``(10000, 784)``; labels 0 to 9, int64."""
+    """Images as rows of pixels, uint8 ``(60000, 784)`` and ``(10000, 784)``, and int64 labels."""
 
     train_images: Tensor
     train_labels: Tensor
@@ -27,21 +27,25 @@ class Mnist(NamedTuple):
 
 
 def load(root: Path | None = None) -> Mnist:
-    """MNIST from the data folder, every file checked by its hash; fetched if it is not there.
+    """Return MNIST from the data folder. Files are checked by hash, and fetched if need be.
 
     Args:
-        root: the folder that holds ``mnist/``; by default ``$CWY_DATA``, or ``cwy`` in the user's cache folder.
+        root: the folder that holds ``mnist/``, by default :func:`~.folders.default_root`.
     """
     folder = ensure(MNIST, root)
-    shapes = (60000, 28, 28), (60000,), (10000, 28, 28), (10000,)
-    parts = [
-        read_idx(folder / file.name, shape) for file, shape in zip(MNIST.files, shapes, strict=True)
-    ]
-    return Mnist(*(part.flatten(1) if part.dim() == 3 else part.long() for part in parts))
+    train_images, train_labels, test_images, test_labels = (
+        folder / file.name for file in MNIST.files
+    )
+    return Mnist(
+        read_idx(train_images, (60000, 28, 28)).flatten(1),
+        read_idx(train_labels, (60000,)).long(),
+        read_idx(test_images, (10000, 28, 28)).flatten(1),
+        read_idx(test_labels, (10000,)).long(),
+    )
 
 
 def read_idx(path: Path, shape: tuple[int, ...]) -> Tensor:
-    """The bytes of a gzipped IDX file as a uint8 tensor of this shape; any other file is refused."""
+    """Return a gzipped IDX file as a uint8 tensor of this shape. Any other file raises."""
     try:
         content = bytearray(gzip.decompress(path.read_bytes()))
     except (EOFError, OSError, zlib.error) as error:
@@ -50,7 +54,8 @@ def read_idx(path: Path, shape: tuple[int, ...]) -> Tensor:
     magic = bytes([0, 0, UBYTE, len(shape)])
     if content[:4] != magic:
         raise DataError(
-            f"{path}: starts with {bytes(content[:4]).hex(' ')}, not the IDX magic {magic.hex(' ')}."
+            f"{path}: starts with {bytes(content[:4]).hex(' ')}, "
+            f"not the IDX magic {magic.hex(' ')}."
         )
     header = 4 + 4 * len(shape)
     found = tuple(int.from_bytes(content[i : i + 4], "big") for i in range(4, header, 4))
@@ -58,6 +63,7 @@ def read_idx(path: Path, shape: tuple[int, ...]) -> Tensor:
         raise DataError(f"{path}: says its shape is {found}, expected {shape}.")
     if len(content) - header != math.prod(shape):
         raise DataError(
-            f"{path}: holds {len(content) - header} values, its shape {shape} needs {math.prod(shape)}."
+            f"{path}: holds {len(content) - header} values, "
+            f"its shape {shape} needs {math.prod(shape)}."
         )
     return torch.frombuffer(content, dtype=torch.uint8, offset=header).reshape(shape)

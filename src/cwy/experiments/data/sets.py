@@ -1,10 +1,10 @@
-"""The data sets that are known. Later ones are added here, with their files, sizes and hashes."""
+"""The known data sets, with their files, sizes and hashes."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from ..._hints import did_you_mean, sentences
+from ..._hints import did_you_mean
 from .fetch import DataError, DataSet, File
 
 MNIST = DataSet(
@@ -56,23 +56,27 @@ KTH = DataSet(
 
 
 def _listed(name: str) -> tuple[File, ...]:
-    """The files of a list beside this one: name, size, SHA-256."""
-    lines = Path(__file__).with_name(name).read_text(encoding="ascii").splitlines()
-    return tuple(
-        File(path, int(size), sha256) for path, size, sha256 in (line.split("\t") for line in lines)
-    )
+    """Return the files of a list in this folder: name, size, SHA-256."""
+    files = []
+    for line in Path(__file__).with_name(name).read_text(encoding="ascii").splitlines():
+        path, size, sha256 = line.split("\t")
+        files.append(File(path, int(size), sha256))
+    return tuple(files)
 
 
 WEIZMANN = DataSet(
     "weizmann",
-    "ten human actions by nine people, 90 videos of 180 x 144 (Gorelick, Blank, Shechtman, Irani, Basri 2005)",
-    "https://raw.githubusercontent.com/hueihan/Action_Recognition/f8e99997cc6b7c0f45f6d45cf239f753bd36f7a3/data/WIS/video/",
+    "ten human actions by nine people, 90 videos of 180 x 144 "
+    "(Gorelick, Blank, Shechtman, Irani, Basri 2005)",
+    "https://raw.githubusercontent.com/hueihan/Action_Recognition/"
+    "f8e99997cc6b7c0f45f6d45cf239f753bd36f7a3/data/WIS/video/",
     _listed("weizmann.tsv"),
 )
 
 TATOEBA = DataSet(
     "tatoeba",
-    "118,964 English sentences and their Spanish translations (tatoeba.org, manythings.org/anki; CC BY 2.0)",
+    "118,964 English sentences and their Spanish translations "
+    "(tatoeba.org, manythings.org/anki; CC BY 2.0)",
     "https://storage.googleapis.com/download.tensorflow.org/data/",
     (
         File(
@@ -88,13 +92,12 @@ DATASETS = {dataset.name: dataset for dataset in (MNIST, KTH, WEIZMANN, TATOEBA)
 
 
 def find(name: str) -> DataSet:
-    """The data set of that name; an unknown one raises with the nearest."""
-    if name not in DATASETS:
-        raise DataError(
-            sentences(
-                f"data set {name!r} is not known.",
-                did_you_mean(name, DATASETS, count=1, cutoff=0.6),
-                f"Known: {', '.join(DATASETS)}.",
-            )
-        )
-    return DATASETS[name]
+    """Return the data set of that name. An unknown one raises with the nearest."""
+    if name in DATASETS:
+        return DATASETS[name]
+    sentences = [
+        f"data set {name!r} is not known.",
+        did_you_mean(name, DATASETS, count=1, cutoff=0.6),
+        f"Known: {', '.join(DATASETS)}.",
+    ]
+    raise DataError(" ".join(filter(None, sentences)))

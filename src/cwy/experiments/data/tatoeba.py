@@ -10,10 +10,10 @@ from .unpack import member
 
 
 def load(root: Path | None = None) -> bytes:
-    """A pair a line, English, a tab, Spanish; checked by hash, fetched if it is not there.
+    """Return lines of English, a tab, Spanish. They are checked by hash, and fetched if need be.
 
     Args:
-        root: the folder that holds ``tatoeba/``; by default ``$CWY_DATA``, or ``cwy`` in the user's cache folder.
+        root: the folder that holds ``tatoeba/``, by default :func:`~.folders.default_root`.
     """
     (file,) = TATOEBA.files
     assert file.inside

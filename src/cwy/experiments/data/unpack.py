@@ -1,4 +1,7 @@
-"""Archives, unpacked beside themselves; one with a member that would land elsewhere is refused before anything is written."""
+"""Unpack archives next to themselves.
+
+One with a member that would land elsewhere is refused before anything is written.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,15 @@ from filelock import FileLock
 
 
 def unpacked(archive: Path) -> Path:
-    """The folder of an archive's content: its name without suffixes."""
+    """Return the folder of an archive's content: its name without suffixes."""
     return archive.with_name(archive.name.split(".")[0])
 
 
 def unpack(archive: Path) -> Path:
-    """Unpacks a .zip or .tar.*, whole or not at all; returns the folder. Of several processes one unpacks, the others wait."""
+    """Unpack a .zip or .tar.* whole or not at all, and return the folder.
+
+    Of several processes one unpacks and the others wait.
+    """
     target = unpacked(archive)
     if target.is_dir():
         return target
@@ -30,7 +36,7 @@ def unpack(archive: Path) -> Path:
 
 def _unpack(archive: Path, target: Path) -> None:
     work = archive.with_name(f".{target.name}.partial")
-    # Of an attempt that was ended.
+    # An attempt that was killed may have left it.
     rmtree(work, ignore_errors=True)
     work.mkdir()
     try:
@@ -50,7 +56,7 @@ def _unpack(archive: Path, target: Path) -> None:
 
 
 def member(archive: Path, name: str, size: int | None) -> bytes:
-    """The bytes of one member of a .zip, which must be so many, if that is known."""
+    """Return the bytes of one member of a .zip. Their number is checked if it is known."""
     try:
         with zipfile.ZipFile(archive) as members:
             if size not in (None, found := members.getinfo(name).file_size):

@@ -1,10 +1,9 @@
-"""Videos as one array of grey frames: decoded once, kept with hashes, read again without a decoder."""
+"""Videos as one array of gray frames: decoded once, kept with hashes, read without a decoder."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +14,10 @@ from torch.nn.functional import interpolate
 
 from ... import _atomic
 from .fetch import DataError, digest
+from .folders import frames_root
 
 VERSION = "1"
-"""Of how frames are made; a cache of another one is made anew."""
+"""The version of how frames are made. A cache of another version is made anew."""
 SIDE = 128
 SPLITS = ("train", "validation", "test")
 
@@ -29,37 +29,30 @@ class Videos:
     """Sequences of frames.
 
     Attributes:
-        frames: uint8 ``(F, H, W)``, all sequences behind one another.
-        sequences: of each split, where sequences start and stop among the frames.
+        frames: uint8 ``(F, H, W)``, all sequences one after another.
+        sequences: where the sequences of each split start and stop among the frames.
     """
 
     frames: Tensor
     sequences: dict[str, list[Span]]
 
     def lengths(self, split: str) -> list[int]:
-        """Frames of each sequence."""
+        """Return the number of frames of each sequence."""
         return [stop - start for start, stop in self.sequences[split]]
 
 
-def frames_root() -> Path:
-    """The folder of decoded videos: ``$CWY_FRAMES``, or ``cwy/frames`` in the user's cache folder."""
-    if named := os.environ.get("CWY_FRAMES"):
-        return Path(named)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cwy" / "frames"
-
-
 def kept(name: str) -> bool:
-    """Whether decoded videos of this name are in the cache."""
+    """Return whether decoded videos of this name are in the cache."""
     return _path(name).exists()
 
 
 def cached(name: str, sources: Mapping[str, Path], make: Callable[[], Videos]) -> Videos:
-    """The videos that ``make`` decodes from the sources; from the cache, if it was made of the very same files.
+    """Return the videos that ``make`` decodes, from the cache if it was made of the same files.
 
     Args:
-        name: of the file in :func:`frames_root`.
-        sources: every file that the frames are made of. Where none is here, the cache is taken as it is.
-        make: decodes.
+        name: of the file in :func:`~.folders.frames_root`.
+        sources: every file that the frames are made of. Without any, the cache is taken as it is.
+        make: decodes the sources.
     """
     path = _path(name)
     of = {key: digest(source) for key, source in sources.items()}
@@ -79,7 +72,7 @@ def cached(name: str, sources: Mapping[str, Path], make: Callable[[], Videos]) -
 
 
 def write(path: Path, videos: Videos, made_of: dict) -> None:
-    """Keeps videos in a file, with their own hash and what they are made of."""
+    """Write videos to a file, with their hash and the sources that they are made of."""
     from safetensors.torch import save
 
     frames = videos.frames.contiguous()
@@ -89,12 +82,13 @@ def write(path: Path, videos: Videos, made_of: dict) -> None:
 
 
 def read(path: Path) -> tuple[Videos, dict]:
-    """The videos in a file, and what they are made of; a damaged file is refused by name."""
+    """Return the videos in a file and what they are made of. A damaged file raises by name."""
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, framework="pt") as file:
-            about, frames = json.loads(file.metadata()["cwy"]), file.get_tensor("frames")
+            about = json.loads(file.metadata()["cwy"])
+            frames = file.get_tensor("frames")
         if _sha256(frames) != about["sha256"]:
             raise ValueError("its frames are not those of its hash")
         # A cache that was made before there was such a hash has none.
@@ -119,45 +113,50 @@ def read(path: Path) -> tuple[Videos, dict]:
 
 
 def decode(path: Path) -> Tensor:
-    """Every frame of a video, grey, uint8 ``(F, H, W)``; what can't be decoded is refused by name."""
+    """Return every frame of a video in gray, uint8 ``(F, H, W)``. Damaged videos raise."""
     try:
         import av
     except ImportError:
         raise DataError(
             'decoding videos needs PyAV. To install:\n\n    pip install "cwy[video]"\n\n'
-            "Or decode them elsewhere (`cwy data decode`), and set CWY_FRAMES to a copy of the folder with the frames."
+            "Or decode them elsewhere (`cwy data decode`), "
+            "and set CWY_FRAMES to a copy of the folder with the frames."
         ) from None
     import numpy as np
 
     try:
         with av.open(str(path)) as video:
-            grey = [frame.to_ndarray(format="gray") for frame in video.decode(video=0)]
+            gray = [frame.to_ndarray(format="gray") for frame in video.decode(video=0)]
     except (av.FFmpegError, IndexError) as error:
         raise DataError(f"{path} can't be decoded: {error}. Get it anew.") from error
-    if not grey:
+    if not gray:
         raise DataError(f"{path} has no frames. Get it anew.")
-    return torch.from_numpy(np.stack(grey))
+    return torch.from_numpy(np.stack(gray))
 
 
 def square(frames: Tensor) -> Tensor:
-    """The middle square of each frame, resized to SIDE x SIDE, bilinearly."""
+    """Resize the middle square of each frame to SIDE x SIDE, bilinearly."""
     height, width = frames.shape[-2:]
     side = min(height, width)
-    top, left = (height - side) // 2, (width - side) // 2
+    top = (height - side) // 2
+    left = (width - side) // 2
     cut = frames[:, top : top + side, left : left + side]
     resized = interpolate(cut[:, None].float(), (SIDE, SIDE), mode="bilinear", align_corners=False)
     return resized[:, 0].round_().to(torch.uint8)
 
 
 def assemble(parts: dict[str, list[Tensor]]) -> Videos:
-    """Sequences of each split, put behind one another."""
-    frames, sequences, at = [], {}, 0
+    """Return the sequences of each split, one after another."""
+    frames: list[Tensor] = []
+    sequences: dict[str, list[Span]] = {}
+    start = 0
     for split, theirs in parts.items():
-        spans = sequences[split] = []
+        sequences[split] = []
         for part in theirs:
+            stop = start + len(part)
             frames.append(part)
-            spans.append((at, at + len(part)))
-            at += len(part)
+            sequences[split].append((start, stop))
+            start = stop
     return Videos(torch.cat(frames), sequences)
 
 
@@ -180,7 +179,7 @@ def _spans(found: list[list[int]], frames: Tensor) -> list[Span]:
 
 
 def _digest(about: dict, frames: Tensor) -> str:
-    """Hash the names, the bounds and the shape; the frames by their own hash."""
+    """Hash the names, the bounds, the shape and the hash of the frames."""
     named = [about["sequences"], about["made_of"], list(frames.shape), about["sha256"]]
     return hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()
 

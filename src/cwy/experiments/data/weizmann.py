@@ -1,4 +1,4 @@
-"""Weizmann: nine people, ten actions; every video is one sequence."""
+"""Weizmann: nine people, ten actions. Every video is one sequence."""
 
 from __future__ import annotations
 
@@ -17,8 +17,12 @@ PERSONS = {
 
 
 def load(action: str, root: Path | None = None) -> Videos:
-    """The sequences of one action, by persons; fetched if neither videos nor decoded frames are here."""
-    folder, name = WEIZMANN.folder(root), f"weizmann-{action}"
+    """Return the sequences of one action, by persons.
+
+    They are fetched if neither videos nor decoded frames are here.
+    """
+    folder = WEIZMANN.folder(root)
+    name = f"weizmann-{action}"
     paths = {
         split: [folder / action / f"{person}_{action}.avi" for person in persons]
         for split, persons in PERSONS.items()
@@ -27,7 +31,11 @@ def load(action: str, root: Path | None = None) -> Videos:
     if any(path.is_file() for path in every) or not kept(name):
         ensure(WEIZMANN.only(*(f"{action}/{path.name}" for path in every)), root)
     sources = {path.name: path for path in every if path.is_file()}
-    parts = lambda: {
-        split: [square(decode(path)) for path in theirs] for split, theirs in paths.items()
-    }
-    return cached(name, sources, lambda: assemble(parts()))
+
+    def make() -> Videos:
+        parts = {
+            split: [square(decode(path)) for path in theirs] for split, theirs in paths.items()
+        }
+        return assemble(parts)
+
+    return cached(name, sources, make)

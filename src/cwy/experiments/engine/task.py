@@ -202,7 +202,7 @@ class Task(ABC, Generic[C]):
         return {}
 
     def watch(self, model: nn.Module) -> dict[str, Tensor]:
-        """Return metrics of the gradients. It is called after the backward pass, before the step."""
+        """Return metrics of the gradients. It is called between backward pass and step."""
         return {}
 
     @property

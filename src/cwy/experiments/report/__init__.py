@@ -1,4 +1,7 @@
-"""The report: run folders in, one page and its figures out. What is shown of a task is described next to the task."""
+"""The report: run folders in, one page and its figures out.
+
+A task's own folder describes what is shown of it.
+"""
 
 from .find import find_runs
 from .runs import ReportError, Run, read_run

@@ -1,4 +1,4 @@
-"""What a task tells the report: which curves to draw, what to tabulate, what is published, and how to say what was found."""
+"""How a task is reported: its curves, its columns, published numbers, and its finding."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Config = dict[str, Any]
 
 @dataclass(frozen=True)
 class Baseline:
-    """A level that the curves are held against, from the settings: what a model without memory reaches, say."""
+    """A level to compare the curves with, such as that of a model without memory."""
 
     label: str
     value: Callable[[Config], float]
@@ -28,7 +28,8 @@ class Baseline:
 class Curve:
     """One figure: a logged metric over iterations, or along another logged quantity.
 
-    Labels carry the units; a scale is "linear", "log", or, for an accuracy, "logit". ``overlay`` draws what else belongs there.
+    Labels carry the units. A scale is "linear", "log", or, for an accuracy, "logit". ``overlay``
+    draws what else belongs there.
     """
 
     name: str
@@ -45,10 +46,10 @@ class Curve:
 
 @dataclass(frozen=True)
 class Column:
-    """One number a run, tabulated over its seeds; ``absent`` stands for None once the runs have ended.
+    """One number per run, tabulated over seeds.
 
-    ``against`` names a method: the number is then divided by the mean over that method's runs in the same panel, of those that
-    ended if any did.
+    ``absent`` stands for None once the runs have ended. ``against`` names a method. The number is
+    then divided by the mean over that method's runs in the panel, of those that ended if any did.
     """
 
     heading: str
@@ -59,7 +60,7 @@ class Column:
 
 
 class Picture(NamedTuple):
-    """An image that is shown as it is: the end of its file name, its bytes, and what it shows, in words."""
+    """An image: the end of its file name, its bytes, and what it shows, in words."""
 
     name: str
     content: bytes
@@ -68,30 +69,29 @@ class Picture(NamedTuple):
 
 @dataclass(frozen=True)
 class Series:
-    """Runs that differ by their seed alone."""
+    """Runs that differ only by their seed."""
 
     label: str
     runs: list[Run]
 
     @property
     def method(self) -> str:
-        """The method's name."""
+        """Return the name of the method."""
         return self.runs[0].method
 
     @property
     def config(self) -> Config:
-        """The settings, of the first seed."""
+        """Return the settings of the first seed."""
         return self.runs[0].config
 
     @property
     def count(self) -> str:
-        """How many seeds there are; the same one twice is no second seed."""
+        """Return how many seeds there are, in words. The same seed twice counts once."""
         seeds = len({run.seed for run in self.runs})
-        return (
-            f"{seeds} seeds"
-            if seeds == len(self.runs)
-            else f"{len(self.runs)} runs of {seeds} seed{'s' * (seeds > 1)}"
-        )
+        if seeds == len(self.runs):
+            return f"{seeds} seeds"
+        plural = "s" * (seeds > 1)
+        return f"{len(self.runs)} runs of {seeds} seed{plural}"
 
 
 @dataclass(frozen=True)
@@ -100,14 +100,14 @@ class Description:
 
     Args:
         title: the task's name in words.
-        panels: the settings that set apart what is drawn and tabulated together, with the letters they go by; "" for those
-            that are named by their value alone.
+        panels: the settings that decide what is drawn together, with their letters. A setting
+            with the letter "" is named only by its value.
         curves: the figures of a panel.
         columns: the numbers of the summary.
-        finding: one sentence on what a panel's series show, true for their numbers; of runs that ended.
-        published: what was published of a method with such settings, if anything.
+        finding: returns one sentence on what a panel's finished series show.
+        published: returns what was published of a method with such settings, if anything.
         about: one or two sentences on the task and the published claim.
-        pictures: what a panel's series show beside the curves.
+        pictures: returns images of a panel's series.
     """
 
     title: str
@@ -120,7 +120,6 @@ class Description:
     pictures: Callable[[Sequence[Series]], list[Picture]] = lambda series: []
 
 
-# Until a task says more.
 PLAIN = Description(
     title="",
     curves=(Curve("loss", "loss", "training loss"),),
@@ -130,10 +129,11 @@ PLAIN = Description(
         f"{one.label} ends at a loss of {one.runs[0].last('train', 'loss'):.3g}" for one in series
     ),
 )
+"""The description of a task that is not known."""
 
 
 def describe(task: str) -> Description:
-    """The description of a task, from ``report.py`` in the task's folder; of an unknown task, its training loss."""
+    """Return the description of a task, from ``report.py`` in the task's folder."""
     from ..engine.task import HOMES
 
     if task not in HOMES:

@@ -1,9 +1,14 @@
-"""The figures: every seed thin, their mean thick, the baseline dashed; as PNG and SVG files and as SVG for the page."""
+"""The figures: every seed thin, their mean thick, the baseline dashed.
+
+They are PNG and SVG files, and SVG elements of a page.
+"""
 
 from __future__ import annotations
 
 import io
+import math
 import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +18,12 @@ from markupsafe import Markup
 from .describe import Curve, Series
 from .panels import Panel
 
-# matplotlib is imported where something is drawn: tables and colours do without.
+# matplotlib is imported where something is drawn: tables and colors do without.
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Seen on white and on black, and told apart by colour-blind readers; the baselines of torch are greys.
-COLOURS = {
+COLORS = {
     "cwy": "#1f7fd6",
     "tcwy": "#26a6a6",
     "hr": "#6b5fd0",
@@ -43,6 +47,10 @@ COLOURS = {
     "gru": "#9aa2ad",
     "rnn": "#626a75",
 }
+"""The color of each method. Torch's own layers are gray.
+
+They are visible on white and on black, and color-blind readers can distinguish them.
+"""
 DASHES = (
     "solid",
     (0, (5, 1.5)),
@@ -67,15 +75,13 @@ STYLE = {
 
 
 def draw(panel: Panel, curve: Curve) -> Figure:
-    """A panel's figure of one metric."""
+    """Draw a panel's figure of one metric."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     with rc_context(STYLE):
         shown = panel.drawn(curve)
-        lines = -(-len(shown) // _columns([one.label for one in shown])) if shown else 0
-        # A long legend takes no room from the curves.
-        figure = Figure(figsize=(7.2, 4.6 + 0.21 * max(0, lines - 3)), layout="constrained")
+        figure = Figure(figsize=(7.2, _height(shown)), layout="constrained")
         axes = figure.subplots()
         axes.set(xlabel=curve.along_label, ylabel=curve.label)
         axes.set_xscale(curve.along_scale)
@@ -101,16 +107,27 @@ def draw(panel: Panel, curve: Curve) -> Figure:
     return figure
 
 
+def _height(shown: Sequence[Series]) -> float:
+    """Return the height of a figure, so that a long legend takes no room from the curves."""
+    if not shown:
+        return 4.6
+    lines = math.ceil(len(shown) / _columns([one.label for one in shown]))
+    return 4.6 + 0.21 * max(0, lines - 3)
+
+
 def styles(series: Sequence[Series]) -> list[dict[str, Any]]:
-    """A colour a method, dashes for its variants."""
-    seen: dict[str, int] = {}
+    """Return a color per method, with dashes for its variants."""
+    variants: Counter[str] = Counter()
     found = []
     for one in series:
-        variant = seen[one.method] = seen.get(one.method, -1) + 1
-        width = 2.4 if one.method in ("cwy", "tcwy") and not variant else 1.8
+        variant = variants[one.method]
+        variants[one.method] += 1
+        width = 1.8
+        if one.method in ("cwy", "tcwy") and variant == 0:
+            width = 2.4
         found.append(
             {
-                "color": COLOURS.get(one.method, "#a0522d"),
+                "color": COLORS.get(one.method, "#a0522d"),
                 "linestyle": DASHES[variant % len(DASHES)],
                 "linewidth": width,
             }
@@ -122,28 +139,33 @@ def _curves(axes: Axes, curve: Curve, series: Series, style: dict[str, Any]) -> 
     curves = [run.curve(curve.split, curve.metric, curve.along) for run in series.runs]
 
     def line(x: Sequence[float], y: Sequence[float], **style: Any) -> None:
-        # A line of one point is not seen.
-        axes.plot(x, y, gid=f"series {series.label}", marker="o" if len(x) == 1 else None, **style)
+        marker = None
+        if len(x) == 1:
+            # A line of one point is invisible.
+            marker = "o"
+        axes.plot(x, y, gid=f"series {series.label}", marker=marker, **style)
 
     if len(curves) == 1:
         line(*curves[0], label=series.label, **style)
         return
     for x, y in curves:
         line(x, y, **{**style, "linewidth": 0.8, "alpha": 0.45})
-    # The mean over seeds, as far as every seed has come; of logarithms on such an axis.
-    begin, end = max(x[0] for x, _ in curves if x), min(x[-1] for x, _ in curves if x)
+    # The mean over seeds, as far as every seed has come.
+    begin = max(x[0] for x, _ in curves if x)
+    end = min(x[-1] for x, _ in curves if x)
     common = [at for at in curves[0][0] if begin <= at <= end]
     values = np.array([np.interp(common, x, y) for x, y in curves if x])
-    mean = (
-        np.exp(np.log(np.maximum(values, 1e-300)).mean(0))
-        if curve.scale == "log"
-        else values.mean(0)
-    )
+    mean = values.mean(0)
+    if curve.scale == "log":
+        mean = np.exp(np.log(np.maximum(values, 1e-300)).mean(0))
     line(common, mean.tolist(), label=f"{series.label} ({series.count})", **style)
 
 
 def _columns(labels: Sequence[str]) -> int:
-    """As many columns of a legend as fit the figure's width: some eighty letters, a line's sample taking six."""
+    """Return how many columns of a legend fit a figure of some eighty letters.
+
+    The sample of a line takes six letters.
+    """
     for columns in range(min(4, len(labels)), 1, -1):
         if sum(6 + max(map(len, part)) for part in np.array_split(np.array(labels), columns)) <= 80:
             return columns
@@ -177,17 +199,17 @@ def _ticks(axes: Axes, curve: Curve) -> None:
 
 
 def png(figure: Figure) -> bytes:
-    """The figure as a PNG."""
+    """Return the figure as a PNG."""
     return _save(figure, "png", dpi=160, metadata={"Software": None})
 
 
 def svg(figure: Figure) -> str:
-    """The figure as an SVG that is the same each time."""
+    """Return the figure as an SVG that is the same each time."""
     return _save(figure, "svg", metadata={"Date": None, "Creator": None}).decode()
 
 
 def inline(figure: Figure, name: str, text: str) -> Markup:
-    """The figure as an element of a page: it takes the page's colour and font, and its ids are its own."""
+    """Return the figure as an element of a page, with the page's color and font and its own ids."""
     for patch in (figure.patch, *(axes.patch for axes in figure.axes)):
         patch.set_visible(False)
     drawn = svg(figure)

@@ -1,4 +1,4 @@
-"""The runs below folders: those that can be read and shown, and the names of those that can't."""
+"""Find the runs below folders that can be read and shown, and the names of the others."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ...terminal import printable
 from ..engine.run import CONFIG
-from . import tables
+from . import page, tables
 from .panels import arrange
 from .runs import ReportError, Run, read_run
 
@@ -16,14 +16,15 @@ LONGEST = 200
 
 
 def find_runs(folders: Iterable[Path], say: Callable[[str], object] | None = None) -> list[Run]:
-    """Every run below the folders, themselves included, by path; raises where a folder holds none.
+    """Return every run below the folders, themselves included, by path.
 
-    One that is damaged is named by ``say`` and left out; without ``say``, or where none is whole, it raises.
+    A folder without runs raises. A damaged run is named by ``say`` and left out. Without ``say``,
+    or where no run is whole, it raises.
     """
-    runs, damaged = [], []
-    for place in {
-        place.resolve(): place for folder in folders for place in _places(folder)
-    }.values():
+    runs = []
+    damaged = []
+    places = {place.resolve(): place for folder in folders for place in _places(folder)}
+    for place in places.values():
         try:
             run = read_run(place)
             _try(run)
@@ -34,8 +35,8 @@ def find_runs(folders: Iterable[Path], say: Callable[[str], object] | None = Non
     if damaged and (say is None or not runs):
         raise ReportError("\n".join(damaged))
     if say is not None:
-        for told in damaged:
-            say(told)
+        for message in damaged:
+            say(message)
     return runs
 
 
@@ -45,17 +46,21 @@ def _places(folder: Path) -> list[Path]:
     places = [config.parent for config in sorted(folder.rglob(CONFIG))]
     if not places:
         raise ReportError(
-            f"no run below {folder}: a run folder holds {CONFIG}. `cwy train --help` says how to make one."
+            f"no run below {folder}: a run folder holds {CONFIG}. "
+            "`cwy train --help` says how to make one."
         )
     return places
 
 
 def _try(run: Run) -> None:
-    """Raises where the files of a run can be read, but not be shown: a key that is gone, a picture cut short."""
+    """Raise if a run can be read but not shown: a key is missing, a picture is cut short."""
     try:
         (panel,) = arrange([run])
-        _ = panel.title, panel.finding, panel.description.pictures(panel.series)
-        _ = tables.summary(panel), tables.every_run([panel]), tables.environment([run])
+        page.heading(panel)
+        panel.description.pictures(panel.series)
+        tables.summary(panel)
+        tables.every_run([panel])
+        tables.environment([run])
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"[:LONGEST]
         raise ReportError(f"cannot show {run.folder}: {reason}.") from error

@@ -1,4 +1,4 @@
-"""HTML from templates that escape every value. Only what is made here is taken as HTML."""
+"""HTML from templates that escape every value. Only their own output is taken as HTML."""
 
 from __future__ import annotations
 
@@ -18,5 +18,5 @@ _TEMPLATES = Environment(
 
 
 def render(template: str, **values: Any) -> Markup:
-    """Fill in a template of this folder; a text among the values is escaped, ``Markup`` is not."""
+    """Fill in a template of this folder. Texts among the values are escaped, ``Markup`` is not."""
     return Markup(_TEMPLATES.get_template(template).render(values))  # noqa: S704

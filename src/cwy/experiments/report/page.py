@@ -1,4 +1,4 @@
-"""The page: one file that needs no other, readable on paper, on a phone, by day and by night."""
+"""The page: one file that needs no other, for paper, phones, light and dark screens."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from .words import listed
 def page(
     panels: Sequence[Panel], figures: Mapping[str, Sequence[Markup]], damaged: Sequence[str] = ()
 ) -> str:
-    """The report as HTML.
+    """Return the report as HTML.
 
     Args:
         panels: what to show.
-        figures: of each panel, by its slug, the figures as elements.
-        damaged: what could not be read, and why.
+        figures: the figures of each panel as elements, by its slug.
+        damaged: messages about runs that could not be read.
     """
     runs = [run for panel in panels for run in panel.runs]
     devices = sorted({str(run.record["device"]) for run in runs if run.record})
     return render(
         "page.html",
-        title=heading(panels[0]) if len(panels) == 1 else _title(panels),
+        title=_title(panels),
         count=len(runs),
-        devices=listed(devices) if devices else "",
+        devices=listed(devices),
         damaged=" ".join(damaged),
         running=sum(run.record is None for run in runs),
         panels=panels,
@@ -41,18 +41,27 @@ def page(
 
 
 def heading(panel: Panel) -> str:
-    """What a panel is, and what it shows."""
+    """Return what a panel is, and what it shows."""
     return f"{panel.title}: {panel.finding}"
 
 
 def section(panel: Panel, figures: Sequence[Markup]) -> Markup:
-    """A panel without its heading: what it is about, its table, its figures."""
-    several = any(len(one.runs) > 1 for one in panel.series)
-    note = "Thick: the mean over seeds; thin: each seed." if several else ""
-    about, summary = panel.description.about, tables.summary(panel)
-    return render("section.html", about=about, summary=summary, figures=figures, note=note)
+    """Return a panel without its heading: what it is about, its table, its figures."""
+    note = ""
+    if any(len(one.runs) > 1 for one in panel.series):
+        note = "Thick: the mean over seeds; thin: each seed."
+    return render(
+        "section.html",
+        about=panel.description.about,
+        summary=tables.summary(panel),
+        figures=figures,
+        note=note,
+    )
 
 
 def _title(panels: Sequence[Panel]) -> str:
+    if len(panels) == 1:
+        return heading(panels[0])
     count = sum(len(panel.runs) for panel in panels)
-    return f"What {count} runs of {listed(list(dict.fromkeys(panel.description.title for panel in panels)))} show"
+    titles = list(dict.fromkeys(panel.description.title for panel in panels))
+    return f"What {count} runs of {listed(titles)} show"

@@ -1,4 +1,4 @@
-"""Runs, sorted into what is shown together: panels of one task and size, in them series of one method and setting."""
+"""Sort runs into panels of one task and size, and these into series of one method and setting."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from .describe import Config, Curve, Description, Series, describe
 from .runs import Run
 from .words import number, say
 
-# What may differ between two runs of one curve.
 INCIDENTAL = {"seed", "recipe", "device", "compile", "log_every", "evaluate_every", "save_every"}
+"""Settings that may differ between two runs of one series."""
 LETTERS = {"hidden_size": "N", "reflections": "L"}
 ORDER = (
-    "cwy", "tcwy", "hr", "exprnn", "dtriv", "scornn", "urnn", "eurnn", "own", "rgd", "rgd-c-c", "rgd-e-c", "rgd-c-qr",
-    "rgd-e-qr", "rgd-adam", "orth-init", "glorot", "zeros", "lstm", "gru", "rnn", "convlstm",
-)  # fmt: skip
-"""The order of rows and legends; others follow by name."""
+    *("cwy", "tcwy", "hr", "exprnn", "dtriv", "scornn", "urnn", "eurnn", "own"),
+    *("rgd", "rgd-c-c", "rgd-e-c", "rgd-c-qr", "rgd-e-qr", "rgd-adam"),
+    *("orth-init", "glorot", "zeros", "lstm", "gru", "rnn", "convlstm"),
+)
+"""The order of rows and legends. Other methods follow by name."""
 LONGEST = 60
 """The most characters of a setting that a legend shows."""
 
@@ -36,52 +37,66 @@ class Panel:
 
     @property
     def config(self) -> Config:
-        """The settings of its first run."""
+        """Return the settings of its first run."""
         return self.series[0].config
 
     @property
     def title(self) -> str:
-        """The task, and what sets this panel apart, as in "Copying, T = 1000"."""
-        sizes = (f"{letter} = {value}" if letter else str(value) for letter, value in self._sizes)
-        return ", ".join([self.description.title, *sizes])
+        """Return the task and the sizes of this panel, as in "Copying, T = 1000"."""
+        parts = [self.description.title]
+        for letter, value in self._sizes.items():
+            part = str(value)
+            if letter:
+                part = f"{letter} = {value}"
+            parts.append(part)
+        return ", ".join(parts)
 
     @property
     def slug(self) -> str:
-        """Its name in file names and links, as in "copying-T1000"."""
-        name = slug("-".join([self.task, *(f"{letter}{value}" for letter, value in self._sizes)]))
-        return name if self.number == 1 else f"{name}-{self.number}"
+        """Return its name in file names and links, as in "copying-T1000"."""
+        sizes = [f"{letter}{value}" for letter, value in self._sizes.items()]
+        name = slug("-".join([self.task, *sizes]))
+        if self.number > 1:
+            name += f"-{self.number}"
+        return name
 
     @property
-    def _sizes(self) -> list[tuple[str, object]]:
+    def _sizes(self) -> dict[str, object]:
         values = {letter: self.config.get(key) for key, letter in self.description.panels.items()}
-        return [(letter, value) for letter, value in values.items() if value is not None]
+        return {letter: value for letter, value in values.items() if value is not None}
 
     @property
     def finding(self) -> str:
-        """What the runs that ended show, in a sentence, and which series have none."""
-        ended = [
-            replace(one, runs=runs)
-            for one in self.series
-            if (runs := [run for run in one.runs if run.record])
-        ]
-        told = [self.description.finding(ended)] if ended else []
-        left = [one for one in self.series if not any(run.record for run in one.runs)]
-        diverged = [one for one in left if all(run.status == "diverged" for run in one.runs)]
-        going = [one for one in left if one not in diverged]
+        """Return what the finished runs show, and which series have none, in a sentence."""
+        ended = []
+        diverged = []
+        going = []
+        for one in self.series:
+            runs = [run for run in one.runs if run.record]
+            if runs:
+                ended.append(replace(one, runs=runs))
+            elif all(run.status == "diverged" for run in one.runs):
+                diverged.append(one)
+            else:
+                going.append(one)
+        clauses = []
+        if ended:
+            clauses.append(self.description.finding(ended))
         if len(going) > 3:
-            told.append(f"{len(going)} others are not finished")
+            clauses.append(f"{len(going)} others are not finished")
         elif going:
-            told.append(say(going, self.series, "is not finished", "are not finished"))
-        told += [say(diverged, self.series, "diverged", "diverged")] if diverged else []
-        return "; ".join(told)
+            clauses.append(say(going, self.series, "is not finished", "are not finished"))
+        if diverged:
+            clauses.append(say(diverged, self.series, "diverged", "diverged"))
+        return "; ".join(clauses)
 
     @property
     def runs(self) -> list[Run]:
-        """Every run."""
+        """Return every run."""
         return [run for series in self.series for run in series.runs]
 
     def drawn(self, curve: Curve) -> list[Series]:
-        """The series with something to draw."""
+        """Return the series with something to draw."""
         return [
             one
             for one in self.series
@@ -90,7 +105,7 @@ class Panel:
 
 
 def arrange(runs: Iterable[Run]) -> list[Panel]:
-    """The panels of these runs, by task and size; in each, the series in the order of ORDER."""
+    """Return the panels of these runs by task and size, with their series in the order of ORDER."""
     groups: dict[tuple, list[Run]] = {}
     for run in runs:
         keys = describe(run.task).panels
@@ -102,7 +117,7 @@ def arrange(runs: Iterable[Run]) -> list[Panel]:
 
 
 def _order(value: Any) -> tuple[bool, Any]:
-    """Numbers before texts; None is 0."""
+    """Sort numbers before texts. None is 0."""
     return isinstance(value, str), value or 0
 
 
@@ -120,29 +135,36 @@ def _numbered(panels: list[Panel]) -> list[Panel]:
 
 def _series(runs: Sequence[Run]) -> list[Series]:
     found: dict[str, list[Run]] = {}
-    for run in sorted(
-        runs,
-        key=lambda run: (_rank(run.method), -(run.config.get("reflections") or 1 << 30), run.seed),
-    ):
+    for run in sorted(runs, key=_place):
         alike = [other for other in runs if other.method == run.method]
-        differ = [
-            key
-            for key in run.config
-            if key not in INCIDENTAL and any(o.config.get(key) != run.config[key] for o in alike)
-        ]
-        if run.config.get("orthogonal_lr") == run.config.get("lr") and "lr" in differ:
-            differ = [key for key in differ if key != "orthogonal_lr"]
-        # Rates come last.
-        variant = ", ".join(
-            _setting(key, run.config[key])
-            for key in sorted(differ, key=lambda key: key.endswith("lr"))
-        )
-        found.setdefault(f"{run.method} ({variant})" if variant else run.method, []).append(run)
+        found.setdefault(_label(run, alike), []).append(run)
     return [Series(label, members) for label, members in found.items()]
 
 
-def _rank(method: str) -> tuple[int, str]:
-    return ORDER.index(method) if method in ORDER else len(ORDER), method
+def _place(run: Run) -> tuple[int, str, int, int]:
+    """Return what runs are sorted by: method, most reflections first, seed."""
+    rank = len(ORDER)
+    if run.method in ORDER:
+        rank = ORDER.index(run.method)
+    reflections = run.config.get("reflections") or 1 << 30
+    return rank, run.method, -reflections, run.seed
+
+
+def _label(run: Run, alike: Sequence[Run]) -> str:
+    """Return the method of a run, and the settings by which it differs from others of it."""
+    differ = [
+        key
+        for key in run.config
+        if key not in INCIDENTAL and any(o.config.get(key) != run.config[key] for o in alike)
+    ]
+    if run.config.get("orthogonal_lr") == run.config.get("lr") and "lr" in differ:
+        differ = [key for key in differ if key != "orthogonal_lr"]
+    if not differ:
+        return run.method
+    # Learning rates come last.
+    differ.sort(key=lambda key: key.endswith("lr"))
+    variant = ", ".join(_setting(key, run.config[key]) for key in differ)
+    return f"{run.method} ({variant})"
 
 
 def _setting(key: str, value: object) -> str:

@@ -1,4 +1,4 @@
-"""Run folders, read back: what was set, what was logged, and, once a run has ended, its record."""
+"""Read run folders: the settings, the log and, once a run has ended, its record."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LARGEST = 1e100
 """The largest number that is shown or drawn."""
 LONGEST_NAME = 80
 NUMBER = (int, float)
-KINDS: dict[str, tuple[type, ...]] = {
+TYPES: dict[str, tuple[type, ...]] = {
     "status": (str,),
     "steps": (int,),
     "seconds": NUMBER,
@@ -37,12 +37,12 @@ KINDS: dict[str, tuple[type, ...]] = {
 
 
 class ReportError(RuntimeError):
-    """A run folder that is not there or can't be read; says which, and why."""
+    """A run folder that is missing or cannot be read. The message names it and the reason."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run: its settings, its logged rows in order, and its record; None while it has not ended."""
+    """One run: its settings, its logged rows in order, and its record once it has ended."""
 
     folder: Path
     config: dict[str, Any]
@@ -51,52 +51,54 @@ class Run:
 
     @property
     def task(self) -> str:
-        """The task's name."""
+        """Return the name of the task."""
         return self.config["task"]
 
     @property
     def method(self) -> str:
-        """The method's name."""
+        """Return the name of the method."""
         return self.config["method"]
 
     @property
     def seed(self) -> int:
-        """The seed."""
+        """Return the seed."""
         return self.config["seed"]
 
     @property
     def status(self) -> str:
-        """ "finished", "unfinished" or "diverged"."""
+        """Return "finished", "unfinished" or "diverged"."""
         if self.record:
             return self.record["status"]
-        return "diverged" if Folder(self.folder).diverged else "unfinished"
+        if Folder(self.folder).diverged:
+            return "diverged"
+        return "unfinished"
 
     @cached_property
     def steps(self) -> int:
-        """Iterations done."""
+        """Return the number of iterations done."""
         return max((row["step"] for row in self.metrics), default=0)
 
     @cached_property
     def total(self) -> int | None:
-        """Iterations up to the end, by its settings; None while they do not tell."""
+        """Return the iterations of the whole run, or None if they are not known yet."""
         if "epochs" not in self.config:
             return self.config.get("iterations")
         epoch = max((row.get("epoch", 0.0) for row in self.metrics), default=0.0)
-        return round(self.steps * self.config["epochs"] / epoch) if epoch else None
+        if not epoch:
+            return None
+        return round(self.steps * self.config["epochs"] / epoch)
 
     @cached_property
     def seconds(self) -> float:
-        """Training time so far."""
-        return (
-            self.record["seconds"]
-            if self.record
-            else max((row.get("seconds", 0.0) for row in self.metrics), default=0.0)
-        )
+        """Return the training time so far."""
+        if self.record:
+            return self.record["seconds"]
+        return max((row.get("seconds", 0.0) for row in self.metrics), default=0.0)
 
     def curve(
         self, split: str, metric: str, along: str = "step"
     ) -> tuple[list[float], list[float]]:
-        """The logged values of a metric, and where on the other axis each was taken."""
+        """Return where on the other axis a metric was logged, and its values."""
         rows = [
             row
             for row in self.metrics
@@ -105,31 +107,39 @@ class Run:
         return [row[along] for row in rows], [row[metric] for row in rows]
 
     def last(self, split: str, metric: str) -> float | None:
-        """The last logged value of a metric; None if there is none."""
-        values = self.curve(split, metric)[1]
-        return values[-1] if values else None
+        """Return the last logged value of a metric, or None."""
+        _, values = self.curve(split, metric)
+        if not values:
+            return None
+        return values[-1]
 
     def best(self, split: str, metric: str) -> float | None:
-        """The highest logged value of a metric; None if there is none."""
-        return max(self.curve(split, metric)[1], default=None)
+        """Return the highest logged value of a metric, or None."""
+        _, values = self.curve(split, metric)
+        return max(values, default=None)
 
     def crossing(self, level: float) -> int | None:
-        """The first iteration with a training loss at or under the level: the record's, or of the rows logged so far."""
+        """Return the first iteration with a training loss at or under the level, or None."""
         recorded = (self.record or {}).get("crossings", {})
         if f"{level:g}" in recorded:
             return recorded[f"{level:g}"]
         steps, values = self.curve("train", "loss")
-        return next(
-            (int(step) for step, value in zip(steps, values, strict=True) if value <= level), None
-        )
+        for step, value in zip(steps, values, strict=True):
+            if value <= level:
+                return int(step)
+        return None
 
 
 def read_run(folder: Path) -> Run:
-    """The run in a folder; a damaged file, or one with values that no run has, raises by name."""
-    place, path = Folder(folder), folder / CONFIG
+    """Read the run in a folder. A damaged file, or one with impossible values, raises by name."""
+    place = Folder(folder)
+    path = folder / CONFIG
+    record = None
     try:
-        config, metrics = files.read_json(path), place.rows()
-        record = place.record() if (folder / RECORD).exists() else None
+        config = files.read_json(path)
+        metrics = place.rows()
+        if (folder / RECORD).exists():
+            record = place.record()
     except files.Damaged as damage:
         raise ReportError(str(damage)) from None
     except OSError as error:
@@ -149,13 +159,13 @@ def read_run(folder: Path) -> Run:
 
 
 def _shows(row: dict[str, Any], name: str) -> bool:
-    """Whether a row has a number of this name that can be drawn."""
+    """Return whether a row has a number of this name that can be drawn."""
     value = row.get(name)
     return value is not None and abs(value) <= LARGEST
 
 
 def _check_config(config: dict[str, Any]) -> None:
-    """Raise unless the settings are plain values, and of the types that their task has."""
+    """Raise unless the settings are plain values of the types that their task has."""
     from ..engine.task import HOMES, load
 
     for key, value in config.items():
@@ -177,25 +187,22 @@ def _check_config(config: dict[str, Any]) -> None:
 
 
 def _check_record(record: dict[str, Any]) -> None:
-    """Raise unless what the report shows of a record is of the right types."""
-    for key, kinds in KINDS.items():
-        if key in record and not isinstance(record[key], kinds):
+    """Raise unless what the report shows of a record has the right types."""
+    for key, types in TYPES.items():
+        if key in record and not isinstance(record[key], types):
             raise ValueError(f"{key} is of the wrong type.")
         _check_number(key, record.get(key))
     best = record.get("best") or {}
     if best and not isinstance(best.get("metric"), str):
         raise ValueError("the metric of its best must be a name.")
-    for key, value in {
-        **record.get("crossings", {}),
-        **{k: v for k, v in best.items() if k != "metric"},
-    }.items():
+    numbers = {**record.get("crossings", {}), **best}
+    numbers.pop("metric", None)
+    for key, value in numbers.items():
         if not isinstance(value, int | float | None):
             raise ValueError(f"{key} must be a number.")
         _check_number(key, value)
-    for key, value in {
-        **record.get("versions", {}),
-        "part": record.get("data", {}).get("part"),
-    }.items():
+    texts = {**record.get("versions", {}), "part": record.get("data", {}).get("part")}
+    for key, value in texts.items():
         if not isinstance(value, str | None):
             raise ValueError(f"{key} must be a text.")
 
@@ -207,7 +214,7 @@ def _check_number(key: str, value: Any) -> None:
 
 
 def _spelled(found: Any) -> Any:
-    """Spell out control characters in every text of some JSON, its keys included."""
+    """Spell out control characters in every text and key of some JSON."""
     if isinstance(found, str):
         return printable(found)
     if isinstance(found, list):

@@ -1,10 +1,12 @@
-"""The report's tables, as HTML: summary of a panel, every run, settings, environment."""
+"""The report's tables as HTML: summary of a panel, every run, settings, environment."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import mean
+from typing import Any
 
 from markupsafe import Markup
 
@@ -21,7 +23,7 @@ TIME = Column("training time", lambda run: run.seconds, duration)
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell: its text, a smaller note below it, whether it may wrap, and how many columns it spans."""
+    """A cell: its text, a smaller note below it, whether it wraps, and the columns it spans."""
 
     text: str
     note: str = ""
@@ -42,83 +44,114 @@ class Row:
 
 
 def summary(panel: Panel) -> Markup:
-    """A row a series: its numbers over the seeds, of those that ended if any did, and what was published."""
+    """Return a row per series: its numbers over the seeds, and what was published.
+
+    The numbers are of the runs that ended, if any did.
+    """
+    columns = [_relative(column, panel) for column in (*panel.description.columns, TIME)]
+    heads = ["method", *(column.heading for column in columns)]
     published = [panel.description.published(one.config) for one in panel.series]
-    columns = [
-        column if column.against is None else _relative(column, panel)
-        for column in (*panel.description.columns, TIME)
-    ]
-    heads = ["method", *(column.heading for column in columns), *["published"] * any(published)]
+    if any(published):
+        heads.append("published")
     rows = []
-    for one, style, told in zip(panel.series, styles(panel.series), published, strict=True):
+    for one, style, claim in zip(panel.series, styles(panel.series), published, strict=True):
         ended = [run for run in one.runs if run.record] or one.runs
         cells = [_over_seeds(column, ended) for column in columns]
         if any(published):
-            cells.append(Cell(told or "–", wraps=True))
-        count = one.count if len(one.runs) > 1 else ""
-        rows.append(Row(cells, one.label, one.label, style["color"], count, _open(one)))
+            cells.append(Cell(claim or "–", wraps=True))
+        count = ""
+        if len(one.runs) > 1:
+            count = one.count
+        rows.append(
+            Row(
+                cells,
+                head=one.label,
+                series=one.label,
+                color=style["color"],
+                count=count,
+                warning=_open(one),
+            )
+        )
     return _table(heads, rows)
 
 
 def _open(one: Series) -> str:
-    """How many of its runs have not ended, and how far each has come."""
+    """Return how many of its runs have not ended, and how far each has come."""
     left = [run for run in one.runs if not run.record]
     if not left:
         return ""
-    count = f"{len(left)} " if len(one.runs) > 1 else ""
-    statuses, totals = ({getattr(run, what) for run in left} for what in ("status", "total"))
-    of = f" of {total:,}" if len(totals) == 1 and (total := totals.pop()) else ""
-    return f"{count}{' or '.join(sorted(statuses))}, at {listed([f'{run.steps:,}' for run in left])}{of}"
+    statuses = " or ".join(sorted({run.status for run in left}))
+    steps = listed([f"{run.steps:,}" for run in left])
+    warning = f"{statuses}, at {steps}"
+    if len(one.runs) > 1:
+        warning = f"{len(left)} {warning}"
+    totals = {run.total for run in left}
+    total = totals.pop()
+    if total and not totals:
+        warning += f" of {total:,}"
+    return warning
+
+
+RUN_HEADS = (
+    "method",
+    "seed",
+    "status",
+    "iterations",
+    "best",
+    "orthogonality error",
+    "parameters",
+    "folder",
+)
 
 
 def every_run(panels: Sequence[Panel]) -> Markup:
-    """A row a run."""
-    rows, several = [], len(panels) > 1
+    """Return a row per run. If there are several panels, it begins with the panel's title."""
+    heads = list(RUN_HEADS)
+    several = len(panels) > 1
+    if several:
+        heads.insert(0, "task")
+    rows = []
     for panel in panels:
         for one in panel.series:
             for run in one.runs:
-                record = run.record or {}
-                best = (
-                    "{metric} {value:.4g} at {step:,}".format(**record["best"])
-                    if record.get("best")
-                    else "–"
-                )
-                _, drift = run.curve("train", "orthogonality_error")
-                size = f"{record['parameters']:,}" if "parameters" in record else "–"
-                cells = [
-                    one.label,
-                    str(run.seed),
-                    run.status,
-                    f"{run.steps:,}",
-                    best,
-                    number(max(drift)) if drift else "–",
-                ]
-                rows.append(
-                    _row([*[panel.title] * several, *cells, size, printable(run.folder.name)])
-                )
-    heads = (
-        "method",
-        "seed",
-        "status",
-        "iterations",
-        "best",
-        "orthogonality error",
-        "parameters",
-        "folder",
-    )
-    return _table([*["task"] * several, *heads], rows)
+                texts = _run_texts(one, run)
+                if several:
+                    texts.insert(0, panel.title)
+                rows.append(_row(texts))
+    return _table(heads, rows)
+
+
+def _run_texts(one: Series, run: Run) -> list[str]:
+    """Return a text for each of RUN_HEADS."""
+    record = run.record or {}
+    best = "–"
+    if record.get("best"):
+        best = "{metric} {value:.4g} at {step:,}".format(**record["best"])
+    _, errors = run.curve("train", "orthogonality_error")
+    error = "–"
+    if errors:
+        error = number(max(errors))
+    size = "–"
+    if "parameters" in record:
+        size = f"{record['parameters']:,}"
+    name = printable(run.folder.name)
+    return [one.label, str(run.seed), run.status, f"{run.steps:,}", best, error, size, name]
 
 
 def settings(runs: Sequence[Run]) -> Markup:
-    """A row a setting; one column where all runs agree, else one a method."""
+    """Return a row per setting, with one cell where all runs agree, or else one per method."""
     several = len({run.task for run in runs}) > 1
     columns: dict[str, list[Run]] = {}
     for run in runs:
-        columns.setdefault(f"{run.task}, {run.method}" if several else run.method, []).append(run)
+        heading = run.method
+        if several:
+            heading = f"{run.task}, {run.method}"
+        columns.setdefault(heading, []).append(run)
+    keys = dict.fromkeys(key for run in runs for key in run.config)
     rows = []
-    for key in dict.fromkeys(
-        key for run in runs for key in run.config if key not in ("task", "method")
-    ):
+    for key in keys:
+        if key in ("task", "method"):
+            continue
         texts = [
             ", ".join(dict.fromkeys(_setting(run, key) for run in members))
             for members in columns.values()
@@ -126,68 +159,85 @@ def settings(runs: Sequence[Run]) -> Markup:
         cells = [Cell(text) for text in texts]
         if len(set(texts)) == 1:
             cells = [Cell(texts[0], columns=len(texts))]
-        rows.append(Row(cells, f"{key} ({LETTERS[key]})" if key in LETTERS else key))
+        head = key
+        if key in LETTERS:
+            head = f"{key} ({LETTERS[key]})"
+        rows.append(Row(cells, head=head))
     return _table(["setting", *columns], rows)
 
 
 def environment(runs: Sequence[Run]) -> Markup:
-    """A row for each machine, set of versions, commit and day, with the number of runs."""
-    found: dict[tuple[str, ...], int] = {}
-    for record in (run.record for run in runs if run.record):
-        versions = ", ".join(
-            f"{name} {version}" for name, version in record.get("versions", {}).items()
-        )
-        commit = (
-            f"{str(record.get('commit') or '?')[:12]}{' (changed)' if record.get('dirty') else ''}"
-        )
-        row = (
-            str(record["device"]),
-            str(record.get("threads", "–")),
-            commit,
-            str(record.get("started", ""))[:10],
-            versions,
-        )
-        found[row] = found.get(row, 0) + 1
-    rows = [_row([str(count), *row], wraps=True) for row, count in found.items()]
-    if not rows:
+    """Return a row for each machine, set of versions, commit and day, with the number of runs."""
+    found = Counter(_environment(run.record) for run in runs if run.record)
+    if not found:
         return Markup("<p>No run has ended yet.</p>")
-    return _table(("runs", "device", "CPU threads", "commit", "day", "versions"), rows)
+    rows = [_row([str(count), *texts], wraps=True) for texts, count in found.items()]
+    return _table(("runs", *ENVIRONMENT_HEADS), rows)
+
+
+ENVIRONMENT_HEADS = ("device", "CPU threads", "commit", "day", "versions")
+
+
+def _environment(record: dict[str, Any]) -> tuple[str, ...]:
+    """Return a text for each of ENVIRONMENT_HEADS."""
+    commit = str(record.get("commit") or "?")[:12]
+    if record.get("dirty"):
+        commit += " (changed)"
+    versions = [f"{name} {version}" for name, version in record.get("versions", {}).items()]
+    threads = str(record.get("threads", "–"))
+    day = str(record.get("started", ""))[:10]
+    return str(record["device"]), threads, commit, day, ", ".join(versions)
 
 
 def _over_seeds(column: Column, runs: Sequence[Run]) -> Cell:
     values = [column.value(run) for run in runs]
     known = [value for value in values if value is not None]
     if not known:
-        return Cell(column.absent if all(run.record for run in runs) else "–")
-    # A number and its units stay on one line.
-    middle, low, high = (
-        column.form(value).replace(" ", "\u00a0") for value in (mean(known), min(known), max(known))
-    )
-    spread = [f"{low} to {high}"] if low != high else []
+        text = "–"
+        if all(run.record for run in runs):
+            text = column.absent
+        return Cell(text)
+    low = _on_one_line(column, min(known))
+    high = _on_one_line(column, max(known))
+    notes = []
+    if low != high:
+        notes.append(f"{low} to {high}")
     if len(known) < len(values):
-        spread.append(f"{len(known)} of {len(values)} seeds")
-    return Cell(middle, note=", ".join(spread))
+        notes.append(f"{len(known)} of {len(values)} seeds")
+    return Cell(_on_one_line(column, mean(known)), note=", ".join(notes))
+
+
+def _on_one_line(column: Column, value: float) -> str:
+    """Return a number whose units are not wrapped."""
+    return column.form(value).replace(" ", "\u00a0")
 
 
 def _relative(column: Column, panel: Panel) -> Column:
+    """Return the column divided by the mean of the method that it is against, if any."""
+    if column.against is None:
+        return column
     theirs = [run for run in panel.runs if run.method == column.against]
-    known = [
-        value
-        for run in [r for r in theirs if r.record] or theirs
-        if (value := column.value(run)) is not None
-    ]
-    base = mean(known) if known else None
+    ended = [run for run in theirs if run.record] or theirs
+    values = [column.value(run) for run in ended]
+    known = [value for value in values if value is not None]
+    base = 0.0
+    if known:
+        base = mean(known)
 
     def value(run: Run) -> float | None:
         ours = column.value(run)
-        return None if ours is None or not base else ours / base
+        if ours is None or not base:
+            return None
+        return ours / base
 
     return replace(column, value=value)
 
 
 def _setting(run: Run, key: str) -> str:
     value = run.config.get(key, "–")
-    return "none" if value is None else str(value)
+    if value is None:
+        return "none"
+    return str(value)
 
 
 def _row(texts: Iterable[str], wraps: bool = False) -> Row:

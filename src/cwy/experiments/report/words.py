@@ -8,24 +8,39 @@ from .describe import Series
 
 
 def listed(names: Sequence[str]) -> str:
-    """Names as a sentence lists them.
+    """Return names as a sentence lists them.
 
     Example:
         >>> listed(["cwy", "hr", "lstm"])
         'cwy, hr and lstm'
     """
-    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else names[0]
+    *most, last = names or [""]
+    if not most:
+        return last
+    return f"{', '.join(most)} and {last}"
 
 
 def say(chosen: Sequence[Series], everyone: Sequence[Series], does: str, do: str) -> str:
-    """The chosen series and their verb; a method whose variants are all chosen goes by its name alone."""
+    """Return the chosen series and their verb.
+
+    If all variants of a method are chosen, only the method is named.
+    """
     whole = {one.method for one in everyone} - {one.method for one in everyone if one not in chosen}
-    names = list(dict.fromkeys(one.method if one.method in whole else one.label for one in chosen))
-    return f"{listed(names)} {do if names[1:] else does}"
+    names: list[str] = []
+    for one in chosen:
+        name = one.label
+        if one.method in whole:
+            name = one.method
+        if name not in names:
+            names.append(name)
+    verb = does
+    if len(names) > 1:
+        verb = do
+    return f"{listed(names)} {verb}"
 
 
 def number(value: float) -> str:
-    """Three digits, without the zeros of a short exponent.
+    """Return three digits, without the zeros of a short exponent.
 
     Example:
         >>> number(0.0203871), number(1.234e-05), number(0)
@@ -35,7 +50,7 @@ def number(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time in the units of its size.
+    """Return a time in units of its size.
 
     Example:
         >>> duration(4.26), duration(75), duration(7260)
@@ -44,11 +59,13 @@ def duration(seconds: float) -> str:
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"
 
 
 def percent(value: float) -> str:
-    """A fraction as the field writes accuracies.
+    """Return a fraction as the field writes accuracies.
 
     Example:
         >>> percent(0.97781)
