@@ -30,6 +30,7 @@ OPTIONAL = {
     "markupsafe": "cli",
     "matplotlib": "cli",
     "numpy": "cli",
+    "platformdirs": "cli",
     "psutil": "cli",
     "sacrebleu": "nmt",
     "safetensors": "cli",
