@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import cwy
-from tests.watch import Largest
+from tests.helpers.largest import Largest
 
 LAYERS = [
     (lambda: nn.Linear(6, 6), "weight"),

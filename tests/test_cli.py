@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,22 +16,8 @@ from rich.console import Console
 import cwy
 from cwy.bench import BENCHES
 from cwy.experiments import demo
-
-COMMAND = shutil.which("cwy", path=str(Path(sys.executable).parent)) or "cwy"
-
-
-def run(
-    *arguments: str | Path, cwd: Path | None = None, **env: str
-) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "COLUMNS": "80", "PYTHONIOENCODING": "utf-8", **env}
-    return subprocess.run(
-        [str(a) for a in arguments],
-        cwd=cwd,
-        env=env,
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-    )
+from tests.helpers.cli import COMMAND, run
+from tests.helpers.errors import assert_one_line
 
 
 @pytest.mark.parametrize(
@@ -146,9 +131,7 @@ def test_demo_is_drawn_by_its_seed():
 def test_demo_names_a_mistake_in_one_line_and_writes_nothing(arguments, message, tmp_path):
     (tmp_path / "taken").touch()
     done = run(COMMAND, "demo", *arguments, cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert message in done.stderr
-    assert done.stderr.count("\n") == 1
+    assert_one_line(done, message)
     assert [path.name for path in tmp_path.iterdir()] == ["taken"]
 
 

@@ -12,7 +12,7 @@ from torch.nn.utils import parametrizations, parametrize
 
 import cwy
 from cwy.parametrizations import OrthogonalMap
-from tests.contract.test_methods import Layer
+from tests.helpers.methods import Layer
 
 SHAPES = [(6, 6), (9, 4), (4, 9), (2, 6, 6), (3, 2, 5), (1, 1), (8, 4, 3, 3)]
 MAPS = [None, "matrix_exp", "cayley", "householder"]

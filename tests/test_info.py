@@ -10,8 +10,7 @@ import torch
 import cwy
 from cwy import _provenance, info
 from cwy.ops import dispatch
-
-from .test_cli import COMMAND, run
+from tests.helpers.cli import COMMAND, run
 
 
 def test_json_lists_every_method_and_backend():

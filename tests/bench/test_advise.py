@@ -19,7 +19,9 @@ from cwy.bench.output.rows import Time, read
 from cwy.bench.output.tables import ms
 from cwy.bench.runner import measure
 from cwy.bench.suites import PEERS
-from tests.test_cli import COMMAND, run
+from tests.helpers.bench import TINY, tiny_program
+from tests.helpers.cli import COMMAND, run
+from tests.helpers.errors import assert_one_line
 
 BACKEND = {"cwy": "analytic", "hr": "reference"}
 """Of the op wy, on a CPU."""
@@ -146,31 +148,14 @@ def test_hr_is_not_tried_where_it_would_keep_too_much():
 )
 def test_a_mistake_is_one_line(given, message, tmp_path):
     done = run(COMMAND, "bench", "advise", "--n", "8", *given, cwd=tmp_path)
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
-    assert message in done.stderr
-
-
-TINY = {
-    "N": "6,8",
-    "NxM": "12x3,16x4",
-    "NxLxB": "8x3x2,9x3x2",
-    "NxBxT": "8x2x3,9x2x3",
-    "NxLxBxT": "8x2x2x3,8x4x2x3",
-}
+    assert_one_line(done, message)
 
 
 def test_all_runs_every_benchmark_and_ends_with_a_table_and_a_picture(tmp_path):
-    small = (
-        "from dataclasses import replace; import cwy.bench; from cwy.cli import main\n"
-        f"tiny = {TINY}\n"
-        "for name, bench in cwy.bench.BENCHES.items():\n"
-        "    cwy.bench.BENCHES[name] = replace(bench, quick=tiny[bench.forms[0]])\n"
-        "main()"
-    )
     done = run(
         sys.executable,
         "-c",
-        small,
+        tiny_program(),
         "bench",
         "all",
         "--quick",

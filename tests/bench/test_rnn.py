@@ -7,7 +7,8 @@ from cwy.bench.harness.measure import run as measure
 from cwy.bench.harness.timing import Effort
 from cwy.bench.output.rows import context, read
 from cwy.bench.suites import rnn
-from tests.bench.test_runner import bench
+from tests.helpers.bench import bench
+from tests.helpers.errors import assert_one_line
 
 SIZES = {"19x3x10": (19, 3, 10), "24x4x3x8": (24, 4, 3, 8)}
 
@@ -47,8 +48,7 @@ def test_every_backend_and_peer_is_timed_or_says_why_not(tmp_path):
 
 def test_an_unknown_nonlinearity_is_one_line(tmp_path):
     done = bench("--nonlinearity", "reul", cwd=tmp_path, name="rnn")
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
-    assert "Did you mean 'relu'" in done.stderr
+    assert_one_line(done, "Did you mean 'relu'")
 
 
 def test_reversible_and_checkpoint_take_less_than_a_fifth_of_the_memory():

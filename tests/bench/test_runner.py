@@ -14,12 +14,9 @@ import cwy
 from cwy.bench import BENCHES, runner
 from cwy.bench.output.rows import read
 from cwy.bench.suites import INSTALL, PEERS, matrix, multiply
-from tests.bench.test_advise import TINY
-from tests.test_cli import COMMAND, run
-
-
-def bench(*arguments, cwd, name="matrix"):
-    return run(COMMAND, "bench", name, "--quick", "--threads", "1", *arguments, cwd=cwd)
+from tests.helpers.bench import bench, tiny_program
+from tests.helpers.cli import run
+from tests.helpers.errors import assert_one_line
 
 
 @pytest.mark.parametrize(
@@ -90,9 +87,7 @@ def test_a_quick_run_ends_with_a_table_rows_and_a_picture(name, sizes, entries, 
 def test_a_mistake_is_one_line_and_nothing_is_written(arguments, message, tmp_path):
     (tmp_path / "taken").touch()
     done = bench(*arguments, cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert message in done.stderr
-    assert done.stderr.count("\n") == 1
+    assert_one_line(done, message)
     assert [path.name for path in tmp_path.iterdir()] == ["taken"]
 
 
@@ -164,15 +159,8 @@ def test_interrupted_it_writes_the_rows_that_are_complete(tmp_path):
     ids=lambda g: g[0],
 )
 def test_all_is_measured_and_written_though_nobody_reads_on(given, tmp_path):
-    busy = (
-        "from dataclasses import replace; import cwy.bench; from cwy.cli import main\n"
-        "from cwy.bench import runner\n"
-        "runner.idle_cores = lambda: 0.0\n"  # so that it says so before it begins
-        f"tiny = {TINY}\n"
-        "for name, bench in cwy.bench.BENCHES.items():\n"
-        "    cwy.bench.BENCHES[name] = replace(bench, quick=tiny[bench.forms[0]])\n"
-        "main()"
-    )
+    # So that it warns before it begins.
+    busy = tiny_program("from cwy.bench import runner\nrunner.idle_cores = lambda: 0.0\n")
     with Popen(
         [sys.executable, "-c", busy, "bench", *given], cwd=tmp_path, stdout=PIPE, stderr=PIPE
     ) as going:

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 import cwy
-from tests.contract.test_methods import Layer, data, every_map, free_of, loss_of, make
+from tests.helpers.methods import Layer, data, every_map, free_of, loss_of, make
 
 
 @every_map

@@ -7,7 +7,7 @@ from torch.ao.quantization import get_default_qat_qconfig, prepare_qat
 from torch.nn.utils import parametrize
 
 import cwy
-from tests.contract.test_methods import Layer, data, every_map, make, train
+from tests.helpers.methods import Layer, data, every_map, make, train
 
 
 @every_map

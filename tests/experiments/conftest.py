@@ -1,6 +1,6 @@
 import pytest
 
-from .process import train
+from tests.helpers.runs import train
 
 
 @pytest.fixture(scope="session")

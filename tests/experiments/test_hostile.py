@@ -22,9 +22,9 @@ from cwy.experiments.engine.listing import table
 from cwy.experiments.engine.run import read_log
 from cwy.experiments.engine.runner import RunError
 from cwy.experiments.report import find_runs, write
-
-from .process import cwy, resume, same, train, weights
-from .sample import copying
+from tests.helpers.cli import cwy
+from tests.helpers.runs import resume, same, train, weights
+from tests.helpers.sample_runs import copying
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="links need a privilege there")
 

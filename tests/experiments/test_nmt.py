@@ -29,11 +29,10 @@ from cwy.experiments.nmt.task import Translation
 from cwy.experiments.nmt.text import PAD
 from cwy.experiments.report import find_runs, write
 from cwy.experiments.report.panels import arrange
-
-from ..test_cli import COMMAND, run
-from .process import cwy, numbers, resume, same, start, until, weights
-from .sample import CONFIG, write_run
-from .test_data import Server
+from tests.helpers.cli import COMMAND, cwy, run, start
+from tests.helpers.runs import numbers, resume, same, until, weights
+from tests.helpers.sample_runs import CONFIG, write_run
+from tests.helpers.server import Server
 
 ENGLISH = ["a", "big", "red", "dog", "cat", "house", "sees", "has", "my", "your", "old", "new"]
 SPANISH = [

@@ -15,8 +15,7 @@ from cwy.experiments.nmt.model import Translator
 from cwy.experiments.nmt.recipes import paper
 from cwy.experiments.nmt.shared import Shared
 from cwy.experiments.nmt.text import END, PAD, SPECIAL, START, UNKNOWN
-
-from .process import same
+from tests.helpers.runs import same
 
 METHODS = [
     ("cwy", 3),

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from cwy.experiments.engine.distributed import Group
-
-from .process import arguments, cwy, resume, rows, start, train, until, weights
+from tests.helpers.cli import cwy, start
+from tests.helpers.runs import arguments, resume, rows, train, until, weights
 
 DOUBLE = ("--precision", "float64")
 

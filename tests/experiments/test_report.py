@@ -16,9 +16,9 @@ from matplotlib.image import imread
 from cwy.experiments.report import ReportError, find_runs, write
 from cwy.experiments.report.figure import styles
 from cwy.experiments.report.panels import arrange
-
-from ..test_cli import COMMAND, run
-from .sample import copying, mnist
+from tests.helpers.cli import COMMAND, run
+from tests.helpers.errors import assert_one_line
+from tests.helpers.sample_runs import copying, mnist
 
 RECORDS = Path(__file__).parents[2] / "results"
 BROWSER = next(
@@ -269,7 +269,5 @@ def test_the_command_writes_where_it_is_told_and_names_mistakes(runs, tmp_path):
         ([runs / "deeper", "--out", tmp_path / "taken/here"], "cannot write to the folder --out"),
     ):
         done = run(COMMAND, "report", *arguments)
-        assert (done.returncode, done.stdout) == (1, "")
-        assert message in done.stderr
-        assert done.stderr.count("\n") == 1
+        assert_one_line(done, message)
     assert {path.name for path in tmp_path.iterdir()} == {"new", "taken", "empty"}

@@ -25,21 +25,8 @@ from cwy.experiments.engine.listing import table
 from cwy.experiments.engine.run import Folder
 from cwy.experiments.engine.runner import RunError
 from cwy.experiments.engine.signals import Stop, Stopped
-
-from .process import (
-    ENV,
-    arguments,
-    loop,
-    numbers,
-    program,
-    resume,
-    rows,
-    same,
-    start,
-    train,
-    until,
-    weights,
-)
+from tests.helpers.cli import ENV, program, start
+from tests.helpers.runs import arguments, loop, numbers, resume, rows, same, train, until, weights
 
 
 def test_stopped_and_resumed_equals_never_stopped(whole, tmp_path):

@@ -15,10 +15,11 @@ from cwy.experiments.engine import task
 from cwy.experiments.engine.listing import meanings, recipes, table
 from cwy.experiments.engine.run import Folder
 from cwy.experiments.engine.runner import RunError
-
-from ..screen import watch
-from .process import arguments, numbers, program, rows, same, train, weights
-from .process import cwy as run
+from tests.helpers.cli import cwy as run
+from tests.helpers.cli import program
+from tests.helpers.errors import assert_one_line
+from tests.helpers.runs import arguments, numbers, rows, same, train, weights
+from tests.helpers.screen import watch
 
 RESULTS = Path(__file__).parents[2] / "results"
 
@@ -212,9 +213,7 @@ def test_the_golden_curve(name, tmp_path):
 )
 def test_a_mistake_is_one_line_and_leaves_nothing(more, settings, message, tmp_path):
     done = run(*arguments(tmp_path / "run", *more, **settings))
-    assert (done.returncode, done.stdout) == (1, "")
-    assert message in done.stderr
-    assert done.stderr.count("\n") == 1
+    assert_one_line(done, message)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -23,9 +23,8 @@ from cwy.experiments.report.tables import summary
 from cwy.experiments.video.model import Predictor
 from cwy.experiments.video.pictures import read
 from cwy.experiments.video.recipes import METHODS
-
-from .process import numbers, resume, rows, same, weights
-from .sample import write_run
+from tests.helpers.runs import numbers, resume, rows, same, weights
+from tests.helpers.sample_runs import write_run
 
 TINY = {"channels": 2, "epochs": 3, "batch_size": 2, "bucket": 4, "log_every": 1, "save_every": 2}
 

@@ -15,8 +15,7 @@ from safetensors.torch import save
 
 from cwy.experiments.data import DATASETS, DataError, kth, manage, moving, weizmann
 from cwy.experiments.data.videos import Videos, _sha256, decode, kept, read, square, write
-
-from ..test_cli import COMMAND, run
+from tests.helpers.cli import COMMAND, run
 
 av = pytest.importorskip("av")
 

@@ -2,7 +2,7 @@
 
 import json
 
-from tests.contract.test_methods import FIRST, GOLDEN, make
+from tests.helpers.methods import FIRST, GOLDEN, make
 
 
 def main() -> None:

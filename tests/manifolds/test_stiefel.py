@@ -7,7 +7,7 @@ import torch
 
 import cwy
 from cwy.manifolds import reference, stiefel
-from tests.watch import Largest
+from tests.helpers.largest import Largest
 
 SHAPES = [(12, 3), (7, 5), (6, 6), (2, 9, 4), (2, 3, 5, 5), (5, 1), (1, 1)]
 every_step = pytest.mark.parametrize(

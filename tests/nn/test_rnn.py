@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 import cwy
 from cwy.nn import ModReLU, OrthogonalRNN, OrthogonalRNNCell
 from cwy.ops import rollout
-from tests.watch import Largest
+from tests.helpers.largest import Largest
 
 SQUARE = [name for name, m in cwy.METHODS.items() if m.kind != "tall"]
 

@@ -9,7 +9,7 @@ import torch
 from cwy.ops import _nvrtc, cwy_matrix, cwy_multiply, tcwy_matrix, wy_factors
 from cwy.ops.wy import blocked, cooperative, cuda, fused, split_fp16, tiers
 from cwy.testing import assert_as_close
-from tests.families import FAMILIES, departure, vectors
+from tests.helpers.families import FAMILIES, departure, vectors
 
 gpu = pytest.mark.gpu
 ROOM = Path(tiers.__file__).parent

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from cwy.ops import cwy_matrix, cwy_multiply, householder_vectors, tcwy_matrix, wy_factors
 from cwy.testing import orthogonality_error
-from tests.families import FAMILIES, departure, vectors
+from tests.helpers.families import FAMILIES, departure, vectors
 
 sizes = st.integers(1, 48)
 

@@ -1,10 +1,8 @@
-"""Runs as a user starts them: real processes, small settings."""
+"""Small runs, trained in this process or by a command, and what they leave."""
 
 import io
 import json
-import os
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -28,7 +26,6 @@ SETTINGS = {
     "evaluate_every": 20,
     "save_every": 7,
 }
-ENV = {**os.environ, "COLUMNS": "100", "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8"}
 
 
 def arguments(out: Path, *more: str, what: str = "copying/small", **settings: object) -> list[str]:
@@ -74,28 +71,6 @@ def resume(folder: Path) -> tuple[int, str]:
     """``cwy resume`` in this process."""
     console = Console(file=io.StringIO(), width=100)
     return runner.resume(folder, None, console, Stop()), console.file.getvalue()
-
-
-def cwy(*args: object, ranks: int = 1, **options) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*program(ranks), *map(str, args)], env=ENV, capture_output=True, text=True, **options
-    )
-
-
-def start(*args: object, ranks: int = 1, preexec_fn=None, **env: str) -> subprocess.Popen[str]:
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen(
-        [*program(ranks), *map(str, args)], env=ENV | env, preexec_fn=preexec_fn, **pipes
-    )
-
-
-def program(ranks: int) -> list[str]:
-    torchrun = (
-        ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-        if ranks > 1
-        else []
-    )
-    return [sys.executable, *torchrun, "-m", "cwy"]
 
 
 def rows(folder: Path) -> list[dict]:
