@@ -58,7 +58,7 @@ def _try(run: Run) -> None:
         (panel,) = arrange([run])
         page.heading(panel)
         panel.description.pictures(panel.series)
-        tables.summary(panel)
+        page.section(panel, ())
         tables.every_run([panel])
         tables.environment([run])
     except Exception as error:

@@ -1,4 +1,4 @@
-"""The report's tables as HTML: summary of a panel, every run, settings, environment."""
+"""The report's tables: summary of a panel, every run, settings, environment."""
 
 from __future__ import annotations
 
@@ -43,7 +43,19 @@ class Row:
     warning: str = ""
 
 
-def summary(panel: Panel) -> Markup:
+@dataclass(frozen=True)
+class Table:
+    """A table as data. A template that prints it gets HTML."""
+
+    heads: Sequence[str]
+    rows: Sequence[Row]
+
+    def __html__(self) -> Markup:
+        """Return the table as HTML."""
+        return render("table.html", heads=self.heads, rows=self.rows)
+
+
+def summary(panel: Panel) -> Table:
     """Return a row per series: its numbers over the seeds, and what was published.
 
     The numbers are of the runs that ended, if any did.
@@ -72,7 +84,7 @@ def summary(panel: Panel) -> Markup:
                 warning=_open(one),
             )
         )
-    return _table(heads, rows)
+    return Table(heads, rows)
 
 
 def _open(one: Series) -> str:
@@ -104,7 +116,7 @@ RUN_HEADS = (
 )
 
 
-def every_run(panels: Sequence[Panel]) -> Markup:
+def every_run(panels: Sequence[Panel]) -> Table:
     """Return a row per run. If there are several panels, it begins with the panel's title."""
     heads = list(RUN_HEADS)
     several = len(panels) > 1
@@ -118,7 +130,7 @@ def every_run(panels: Sequence[Panel]) -> Markup:
                 if several:
                     texts.insert(0, panel.title)
                 rows.append(_row(texts))
-    return _table(heads, rows)
+    return Table(heads, rows)
 
 
 def _run_texts(one: Series, run: Run) -> list[str]:
@@ -138,7 +150,7 @@ def _run_texts(one: Series, run: Run) -> list[str]:
     return [one.label, str(run.seed), run.status, f"{run.steps:,}", best, error, size, name]
 
 
-def settings(runs: Sequence[Run]) -> Markup:
+def settings(runs: Sequence[Run]) -> Table:
     """Return a row per setting, with one cell where all runs agree, or else one per method."""
     several = len({run.task for run in runs}) > 1
     columns: dict[str, list[Run]] = {}
@@ -163,16 +175,14 @@ def settings(runs: Sequence[Run]) -> Markup:
         if key in LETTERS:
             head = f"{key} ({LETTERS[key]})"
         rows.append(Row(cells, head=head))
-    return _table(["setting", *columns], rows)
+    return Table(["setting", *columns], rows)
 
 
-def environment(runs: Sequence[Run]) -> Markup:
+def environment(runs: Sequence[Run]) -> Table:
     """Return a row for each machine, set of versions, commit and day, with the number of runs."""
     found = Counter(_environment(run.record) for run in runs if run.record)
-    if not found:
-        return Markup("<p>No run has ended yet.</p>")
     rows = [_row([str(count), *texts], wraps=True) for texts, count in found.items()]
-    return _table(("runs", *ENVIRONMENT_HEADS), rows)
+    return Table(("runs", *ENVIRONMENT_HEADS), rows)
 
 
 ENVIRONMENT_HEADS = ("device", "CPU threads", "commit", "day", "versions")
@@ -242,7 +252,3 @@ def _setting(run: Run, key: str) -> str:
 
 def _row(texts: Iterable[str], wraps: bool = False) -> Row:
     return Row([Cell(text, wraps=wraps) for text in texts])
-
-
-def _table(heads: Sequence[str], rows: Sequence[Row]) -> Markup:
-    return render("table.html", heads=heads, rows=rows)
