@@ -4,16 +4,19 @@ BIN := .venv/bin
 READY := .venv/ready
 CUDA := $(shell find src -name '*.cu' -o -name '*.cuh')
 
-.PHONY: help demo test check docs clean
+.PHONY: help demo test test-fast check docs clean
 
 help:  ## what can be made
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
 
 demo: $(READY)  ## who remembers ten symbols? a minute of training, a table and a picture
 	$(BIN)/cwy demo
 
 test: $(READY)  ## every test that this machine can run
 	$(BIN)/pytest -n 2
+
+test-fast: $(READY)  ## the tests of every room that take no more than seconds: under two minutes
+	$(BIN)/pytest -n 2 -m 'not slow' tests
 
 check: $(READY)  ## lint, types, import contract, docs
 	$(BIN)/ruff check .

@@ -19,6 +19,8 @@ from cwy.experiments import demo
 from tests.helpers.cli import COMMAND, run
 from tests.helpers.errors import assert_one_line
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     "arguments", [["--help"], ["demo", "--help"], ["train", "--help"], ["--version"]]

@@ -13,6 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import cwy
 
+pytestmark = pytest.mark.slow
+
 STEPS = 4
 
 

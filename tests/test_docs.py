@@ -11,6 +11,8 @@ import torch
 import cwy
 from cwy.experiments.report import find_runs
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 API = (ROOT / "docs/api.md").read_text()

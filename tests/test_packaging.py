@@ -25,9 +25,12 @@ README = (ROOT / "README.md").read_text()
 SOURCE = Path(cwy.__file__).parent
 # What a module is imported as, where that is not its package's name.
 PACKAGES = {"PIL": "pillow", "cuda": "cuda-bindings"}
-pytestmark = pytest.mark.skipif(
-    not (ROOT / "src").is_dir(), reason="the wheel is tested from outside, without its source"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not (ROOT / "src").is_dir(), reason="the wheel is tested from outside, without its source"
+    ),
+]
 
 
 @pytest.fixture(scope="module")

@@ -23,6 +23,8 @@ from tests.helpers.bench import TINY, tiny_program
 from tests.helpers.cli import COMMAND, run
 from tests.helpers.errors import assert_one_line
 
+pytestmark = pytest.mark.slow
+
 BACKEND = {"cwy": "analytic", "hr": "reference"}
 """Of the op wy, on a CPU."""
 

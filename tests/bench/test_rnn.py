@@ -1,5 +1,6 @@
 """``cwy bench rnn``: every backend is listed or timed, and the memory modes save memory."""
 
+import pytest
 import torch
 
 from cwy.bench.harness.measure import Plan
@@ -9,6 +10,8 @@ from cwy.bench.output.rows import context, read
 from cwy.bench.suites import rnn
 from tests.helpers.bench import bench
 from tests.helpers.errors import assert_one_line
+
+pytestmark = pytest.mark.slow
 
 SIZES = {"19x3x10": (19, 3, 10), "24x4x3x8": (24, 4, 3, 8)}
 

@@ -18,6 +18,8 @@ from tests.helpers.bench import bench, tiny_program
 from tests.helpers.cli import run
 from tests.helpers.errors import assert_one_line
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("name", "sizes", "entries", "pictures"),

@@ -28,6 +28,8 @@ from tests.helpers.cli import ENV, cwy, program
 from tests.helpers.errors import assert_one_line
 from tests.helpers.runs import arguments, loop, numbers, resume, rows, same, weights
 
+pytestmark = pytest.mark.slow
+
 
 def saver(folder, step):
     while True:

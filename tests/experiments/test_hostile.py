@@ -26,7 +26,10 @@ from tests.helpers.cli import cwy
 from tests.helpers.runs import resume, same, train, weights
 from tests.helpers.sample_runs import copying
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="links need a privilege there")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform == "win32", reason="links need a privilege there"),
+]
 
 
 def plant(folder, names, victim):

@@ -34,6 +34,8 @@ from tests.helpers.runs import numbers, resume, same, until, weights
 from tests.helpers.sample_runs import CONFIG, write_run
 from tests.helpers.server import Server
 
+pytestmark = pytest.mark.slow
+
 ENGLISH = ["a", "big", "red", "dog", "cat", "house", "sees", "has", "my", "your", "old", "new"]
 SPANISH = [
     "un",

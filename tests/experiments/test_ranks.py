@@ -12,6 +12,8 @@ from cwy.experiments.engine.distributed import Group
 from tests.helpers.cli import cwy, start
 from tests.helpers.runs import arguments, resume, rows, train, until, weights
 
+pytestmark = pytest.mark.slow
+
 DOUBLE = ("--precision", "float64")
 
 

@@ -28,6 +28,8 @@ from cwy.experiments.engine.signals import Stop, Stopped
 from tests.helpers.cli import ENV, program, start
 from tests.helpers.runs import arguments, loop, numbers, resume, rows, same, train, until, weights
 
+pytestmark = pytest.mark.slow
+
 
 def test_stopped_and_resumed_equals_never_stopped(whole, tmp_path):
     run = tmp_path / "run"

@@ -26,6 +26,8 @@ from cwy.experiments.video.recipes import METHODS
 from tests.helpers.runs import numbers, resume, rows, same, weights
 from tests.helpers.sample_runs import write_run
 
+pytestmark = pytest.mark.slow
+
 TINY = {"channels": 2, "epochs": 3, "batch_size": 2, "bucket": 4, "log_every": 1, "save_every": 2}
 
 

@@ -17,6 +17,8 @@ from cwy.experiments.data import DATASETS, DataError, kth, manage, moving, weizm
 from cwy.experiments.data.videos import Videos, _sha256, decode, kept, read, square, write
 from tests.helpers.cli import COMMAND, run
 
+pytestmark = pytest.mark.slow
+
 av = pytest.importorskip("av")
 
 LIST = """Some words first.

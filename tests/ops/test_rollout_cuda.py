@@ -14,8 +14,7 @@ from cwy.ops.recurrence.modrelu import SOURCE
 from cwy.ops.recurrence.nonlinearities import NONLINEARITIES, modrelu, named
 from cwy.ops.recurrence.product import _macros
 from cwy.testing import assert_as_close
-
-from .test_rollout import double, problem, run
+from tests.helpers.recurrence import double, problem, run
 
 gpu = pytest.mark.gpu
 SIZES = (1, 7, 33, 190, 223, 225, 256, 511, 1000, 1024)

@@ -1,15 +1,12 @@
 """Every module of torch's own table: each of its matrices can be constrained, and the module then computes the same."""
 
-import copy
-
 import pytest
 import torch
 from torch import nn
 
 import cwy
+from tests.helpers.torch_modules import build, call, common_modules, inputs, tensors
 
-# torch's table is private: its tests may change between versions, and what is missing is skipped.
-common_modules = pytest.importorskip("torch.testing._internal.common_modules")
 pytestmark = pytest.mark.filterwarnings("ignore")
 LAZY = nn.parameter.UninitializedParameter
 
@@ -20,30 +17,6 @@ def matrices(module):
         for name, parameter in layer.named_parameters(recurse=False):
             if not isinstance(parameter, LAZY) and parameter.dim() > 1:
                 yield layer, name
-
-
-def inputs(info, dtype=torch.float64):
-    options = {"device": "cpu", "dtype": dtype, "requires_grad": False, "training": True}
-    return info.module_inputs_func(info, **options)
-
-
-def build(info, one, dtype=torch.float64):
-    given = one.constructor_input
-    return info.module_cls(*given.args, **given.kwargs).to(dtype)
-
-
-def call(module, one):
-    torch.manual_seed(0)
-    given = copy.deepcopy(one.forward_input)
-    return module(*given.args, **given.kwargs)
-
-
-def tensors(result):
-    if isinstance(result, torch.Tensor):
-        return [result]
-    if isinstance(result, tuple | list):
-        return [tensor for part in result for tensor in tensors(part)]
-    return []
 
 
 def with_matrices():

@@ -5,11 +5,12 @@ this one. The folder's ``__init__`` lists it in ``TASKS``, and its name is added
 ``task.py``. It has:
 
 - ``Config``, a frozen dataclass below :class:`~cwy.experiments.engine.config.Config`, and
-  ``recipes``, functions ``method -> Config`` by name;
-- ``model()``, ``iterations``, ``batch(step)``, ``loss(model, batch)``;
-- where it needs them, ``evaluate(model)``, ``watch(model)`` (metrics of the gradients),
-  ``rate(step)`` (a schedule), ``after_step(...)``, ``at_end(model)`` (with the last evaluation),
-  ``conclude(model)`` (at the end, with the best state), ``facts`` (of the data).
+  ``recipes``, functions ``method -> Config`` by name.
+- ``model()``, ``iterations``, ``batch(step)``, ``loss(model, batch)``.
+- It may have ``evaluate(model)``, ``watch(model)`` (metrics of the gradients), ``rate(step)`` (a
+  schedule), ``after_step(...)`` and ``facts`` (of the data).
+- It may have ``at_end(model)`` (with the last evaluation) and ``conclude(model)`` (at the end,
+  with the best state).
 
 ``loop.Loop(settings, folder, group, display).run()`` trains one. ``runner`` starts what the
 command line asks for, and ``listing`` prints tasks and runs. The parts of the loop are ``config``,

@@ -1,0 +1,33 @@
+"""torch's own table of modules, with their inputs."""
+
+import copy
+
+import pytest
+import torch
+
+# torch's table is private: its tests may change between versions, and what is missing is skipped.
+common_modules = pytest.importorskip("torch.testing._internal.common_modules")
+
+
+def inputs(info, dtype=torch.float64):
+    options = {"device": "cpu", "dtype": dtype, "requires_grad": False, "training": True}
+    return info.module_inputs_func(info, **options)
+
+
+def build(info, one, dtype=torch.float64):
+    given = one.constructor_input
+    return info.module_cls(*given.args, **given.kwargs).to(dtype)
+
+
+def call(module, one):
+    torch.manual_seed(0)
+    given = copy.deepcopy(one.forward_input)
+    return module(*given.args, **given.kwargs)
+
+
+def tensors(result):
+    if isinstance(result, torch.Tensor):
+        return [result]
+    if isinstance(result, tuple | list):
+        return [tensor for part in result for tensor in tensors(part)]
+    return []
