@@ -15,8 +15,8 @@ demo: $(READY)  ## who remembers ten symbols? a minute of training, a table and 
 test: $(READY)  ## every test that this machine can run
 	$(BIN)/pytest -n 2
 
-test-fast: $(READY)  ## the tests of every room that take no more than seconds: under two minutes
-	$(BIN)/pytest -n 2 -m 'not slow' tests
+test-fast: $(READY)  ## two cases of every test that is not slow: every room, under two minutes
+	$(BIN)/pytest -n 2 -m 'not slow' --cases 2 tests
 
 check: $(READY)  ## lint, types, import contract, docs
 	$(BIN)/ruff check .

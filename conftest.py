@@ -37,8 +37,26 @@ def _names(doctest_namespace):
     doctest_namespace.update({name: getattr(cwy.ops, name) for name in cwy.ops.__all__})
 
 
-def pytest_collection_modifyitems(items):
+def pytest_addoption(parser):
+    text = "run at most N cases of each parametrized test, evenly chosen"
+    parser.addoption("--cases", type=int, metavar="N", help=text)
+
+
+def pytest_collection_modifyitems(config, items):
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+    most = config.getoption("--cases")
+    if most is None:
+        return
+    cases = {}
+    for item in items:
+        if not item.get_closest_marker("gpu"):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    chosen = set()
+    for alike in cases.values():
+        step = max(1, len(alike) / most)
+        chosen.update(alike[int(number * step)] for number in range(min(most, len(alike))))
+    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+    items[:] = [item for item in items if item in chosen]

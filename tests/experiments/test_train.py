@@ -80,6 +80,7 @@ def test_80_columns_hold_every_run_with_its_measure_and_break_no_word():
         assert measure is None or not line.rstrip().endswith("done") or measure in line, line
 
 
+@pytest.mark.slow
 def test_the_list_names_every_task_recipe_and_method():
     done = run("train", "--list")
     assert (done.returncode, done.stderr) == (0, "")
@@ -91,6 +92,7 @@ def test_the_list_names_every_task_recipe_and_method():
         assert all(meanings(kind.Config).values()), "every setting has a meaning"
 
 
+@pytest.mark.slow
 def test_the_help_of_a_recipe_shows_its_settings_for_a_method():
     done = run("train", "adding/small", "--method", "lstm,cwy", "--help")
     assert (done.returncode, done.stderr) == (0, "")
@@ -198,6 +200,7 @@ def test_the_golden_curve(name, tmp_path):
     assert losses == pytest.approx(GOLDEN[name], rel=1e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("more", "settings", "message"),
     [
@@ -217,6 +220,7 @@ def test_a_mistake_is_one_line_and_leaves_nothing(more, settings, message, tmp_p
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("given", "status"),
     [
@@ -248,6 +252,7 @@ def test_a_folder_with_another_run_is_left_alone(whole):
         train(whole, lr=0.5)
 
 
+@pytest.mark.slow
 def test_at_a_terminal_a_run_foretells_its_time_and_ctrl_c_leaves_everything_in_order(tmp_path):
     place = "a-folder-with-a-name/that-has-many-parts/so-that-it-does-not-fit"
     given = arguments(place, T=1000, iterations=10_000)
