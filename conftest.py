@@ -42,6 +42,7 @@ def pytest_addoption(parser):
     parser.addoption("--cases", type=int, metavar="N", help=text)
 
 
+@pytest.hookimpl(trylast=True)  # after -m
 def pytest_collection_modifyitems(config, items):
     if not torch.cuda.is_available():
         for item in items:

@@ -26,11 +26,27 @@ from cwy.experiments.data import (
     fetch,
     inspect,
 )
+from cwy.experiments.data.folders import frames_root
 from cwy.experiments.data.mnist import load, read_idx
 from tests.helpers.cli import COMMAND, run
 from tests.helpers.server import Server
 
 CONTENT = os.urandom(300_000)
+
+
+def test_data_lie_where_the_user_says_or_in_a_cache(tmp_path, monkeypatch):
+    for name in ("CWY_DATA", "CWY_FRAMES"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    if sys.platform == "linux":
+        assert default_root() == tmp_path / "cwy"
+    # What an earlier version left there is used on every system.
+    (tmp_path / "cwy").mkdir()
+    assert default_root() == tmp_path / "cwy"
+    assert frames_root() == tmp_path / "cwy" / "frames"
+    monkeypatch.setenv("CWY_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("CWY_FRAMES", str(tmp_path / "frames"))
+    assert (default_root(), frames_root()) == (tmp_path / "data", tmp_path / "frames")
 
 
 def dataset(home, content=CONTENT, name="file", archive=False):
