@@ -279,7 +279,7 @@ def report(
         ),
     ] = None,
 ) -> None:
-    """Draws runs into one page, report.html, with each figure beside it as PNG and SVG.
+    """Draws runs into one page, report.html, with each figure next to it as PNG and SVG.
 
     A damaged run is named and left out; the exit status is then 1.
     """

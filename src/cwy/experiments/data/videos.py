@@ -167,7 +167,7 @@ def _path(name: str) -> Path:
 def _spans(found: list[list[int]], frames: Tensor) -> list[Span]:
     """Check where sequences start and stop: in order, and among the frames."""
     if frames.dim() != 3 or frames.dtype != torch.uint8:
-        raise ValueError("its frames are no grey images")
+        raise ValueError("its frames are no gray images")
     spans = []
     for start, stop in found:
         if type(start) is not int or type(stop) is not int or not 0 <= start < stop <= len(frames):

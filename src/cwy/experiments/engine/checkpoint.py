@@ -98,7 +98,7 @@ class State:
         }
         if not all_finite(whole):
             raise Diverged(
-                f"a weight or what the optimiser remembers is not finite after step {self.step}"
+                f"a weight or what the optimizer remembers is not finite after step {self.step}"
             )
         if group.first:
             save(folder, self.step, whole)
