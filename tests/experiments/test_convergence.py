@@ -23,6 +23,7 @@ def trained(tmp_path_factory):
     return find_runs([out]), console.file.getvalue()
 
 
+@pytest.mark.slow
 def test_the_gradient_falls_as_fast_as_the_theorem_says_and_no_vector_gets_shorter(trained):
     runs, said = trained
     for run in runs:

@@ -300,6 +300,7 @@ def test_mnist_is_mnist():
     assert data.train_images.float().mean().item() == pytest.approx(33.318, abs=1e-3)
 
 
+@pytest.mark.slow
 @needs_mnist
 def test_commands_check_what_is_here(tmp_path):
     real = default_root()
@@ -330,6 +331,7 @@ def test_commands_check_what_is_here(tmp_path):
         ) == (1, True, False)
 
 
+@pytest.mark.slow
 def test_commands_name_a_mistake_plainly(tmp_path):
     done = run(COMMAND, "data", "fetch", "mnits")
     assert (done.returncode, done.stdout) == (1, "")

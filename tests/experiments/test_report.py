@@ -232,6 +232,7 @@ DAMAGE = {
 }
 
 
+@pytest.mark.slow
 def test_damaged_runs_are_named_and_left_out_and_the_others_reported(runs, tmp_path):
     root = tmp_path / "runs"
     shutil.copytree(runs, root)
@@ -263,6 +264,7 @@ def test_damaged_runs_are_named_and_left_out_and_the_others_reported(runs, tmp_p
     assert {path.name for path in root.iterdir()} == DAMAGE.keys()
 
 
+@pytest.mark.slow
 def test_the_command_writes_where_it_is_told_and_names_mistakes(runs, tmp_path):
     out = tmp_path / "new/place"
     done = run(COMMAND, "report", runs / "deeper", "--out", out)

@@ -58,6 +58,7 @@ def exported(layer, x, **more):
     return torch.export.export(layer, (x,), dynamic_shapes=(sizes,), **more)
 
 
+@pytest.mark.slow
 @leaving
 def test_a_baked_layer_exports_as_plain_torch_of_any_length_and_batch(make, shape, other, tmp_path):
     layer = cwy.bake(make()).eval()
