@@ -161,6 +161,7 @@ def test_adam_is_that_of_li_and_others_with_an_exact_cayley_step():
 SIZES = [1e-30, 1e-4, 1e-2, 1.0, 1e3, 1e12, 1e38]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["c-c", "e-c", "c-qr", "e-qr", "momentum", "adam"])
 def test_ten_thousand_float32_steps_end_on_the_manifold(rule):
     """Gaussian and rank-1 gradients, zero and along the point itself, tiny to huge; rates 1e-4 to 10."""

@@ -155,6 +155,7 @@ def fit(chart, target, steps=400):
     return (chart(*free) - target).abs().max().item()
 
 
+@pytest.mark.slow
 def test_eurnn_reaches_every_unitary_and_urnn_does_not():
     target = cwy.init.haar(8, dtype=COMPLEX)
     assert sum(p.numel() for p in EURNN(8).sample()) == 8**2, (
