@@ -9,7 +9,7 @@ from torch.autograd import gradcheck
 from torch.func import functional_call
 
 import cwy
-from tests.helpers.torch_modules import build, call, common_modules, inputs, tensors
+from tests.helpers.torch_tables import build, call, common_modules, inputs, tensors
 
 ModuleInfo = common_modules.ModuleInfo
 ModuleInput = common_modules.ModuleInput

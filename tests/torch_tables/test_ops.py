@@ -7,8 +7,8 @@ from torch.func import vmap
 
 import cwy
 from cwy import ops
+from tests.helpers.torch_tables import opinfo as core
 
-core = pytest.importorskip("torch.testing._internal.opinfo.core")
 SampleInput = core.SampleInput
 pytestmark = pytest.mark.filterwarnings("ignore")
 FIELDS = (torch.float64, torch.complex128)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import cwy
-from tests.helpers.torch_modules import build, call, common_modules, inputs, tensors
+from tests.helpers.torch_tables import build, call, common_modules, inputs, tensors
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 LAZY = nn.parameter.UninitializedParameter

@@ -1,12 +1,15 @@
-"""torch's own table of modules, with their inputs."""
+"""torch's own tables of modules and ops, with their inputs."""
 
 import copy
 
 import pytest
 import torch
 
-# torch's table is private: its tests may change between versions, and what is missing is skipped.
+# torch's tables are private: they may change between versions, and what is missing is skipped.
 common_modules = pytest.importorskip("torch.testing._internal.common_modules")
+opinfo = pytest.importorskip("torch.testing._internal.opinfo.core")
+# Importing them freezes torch's flags, which other tests set.
+torch.backends.flags_frozen.__globals__["__allow_nonbracketed_mutation_flag"] = True
 
 
 def inputs(info, dtype=torch.float64):
