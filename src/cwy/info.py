@@ -1,4 +1,7 @@
-"""What is here: versions, devices, methods, and which backend serves each op, and why. Plain data, for bug reports."""
+"""Versions, devices and methods, and which backend serves each op here and why.
+
+All of it is plain data, for bug reports.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,16 @@ from ._provenance import versions
 from .ops import dispatch
 from .ops.recurrence.functions import Request, check_choices, factors_are_cheaper
 from .ops.recurrence.nonlinearities import NONLINEARITIES
+from .ops.wy import tiers
 from .parametrizations import METHODS
 
 
 def gather() -> dict[str, Any]:
-    """Everything that ``cwy info`` shows, as data that JSON can hold.
+    """Return everything that ``cwy info`` shows, as data that JSON can hold.
 
     Returns:
-        ``versions``: package to version, or "not installed"; ``devices``, ``methods`` and ``backends``: lists of rows.
+        ``versions`` maps a package to its version, or to "not installed". ``devices``, ``methods``,
+        ``backends`` and ``tiers`` are lists of rows.
 
     Example:
         >>> gather()["devices"][0]["device"]
@@ -29,65 +34,65 @@ def gather() -> dict[str, Any]:
         "devices": devices(),
         "methods": methods(),
         "backends": backends(),
+        "tiers": tiers.rows(),
     }
 
 
 def devices() -> list[dict[str, Any]]:
-    """One row a device that torch can use, and one for each kind it can't, with the reason."""
+    """Return a row for each device that torch can use, and for each kind it can't, with why."""
     cpu = {
         "device": "cpu",
         "name": platform.machine(),
         "vector": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
     }
-    rows: list[dict[str, Any]] = [{**cpu, "threads": torch.get_num_threads()}]
-    if torch.cuda.is_available():
-        for index in range(torch.cuda.device_count()):
-            of = torch.cuda.get_device_properties(index)
-            capability, memory = f"{of.major}.{of.minor}", round(of.total_memory / 2**30, 1)
-            rows.append(
-                {
-                    "device": f"cuda:{index}",
-                    "name": of.name,
-                    "capability": capability,
-                    "memory_gib": memory,
-                }
-            )
-    else:
-        built = torch.version.cuda or torch.version.hip
+    return [cpu, *_nvidia_devices(), _apple_device()]
+
+
+def _nvidia_devices() -> list[dict[str, Any]]:
+    if not torch.cuda.is_available():
+        reason = "this torch is built without CUDA"
+        if torch.version.cuda or torch.version.hip:
+            reason = "no GPU is visible"
+        return [{"device": "cuda", "why_not": reason}]
+    rows = []
+    for index in range(torch.cuda.device_count()):
+        found = torch.cuda.get_device_properties(index)
         rows.append(
             {
-                "device": "cuda",
-                "why_not": "no GPU is visible" if built else "this torch is built without CUDA",
-            }
-        )
-    if torch.backends.mps.is_available():
-        rows.append({"device": "mps", "name": "Apple GPU"})
-    else:
-        built = torch.backends.mps.is_built()
-        rows.append(
-            {
-                "device": "mps",
-                "why_not": "no Apple GPU is visible"
-                if built
-                else "this torch is built without MPS",
+                "device": f"cuda:{index}",
+                "name": found.name,
+                "capability": f"{found.major}.{found.minor}",
+                "memory_gib": round(found.total_memory / 2**30, 1),
             }
         )
     return rows
+
+
+def _apple_device() -> dict[str, Any]:
+    if torch.backends.mps.is_available():
+        return {"device": "mps", "name": "Apple GPU"}
+    reason = "this torch is built without MPS"
+    if torch.backends.mps.is_built():
+        reason = "no Apple GPU is visible"
+    return {"device": "mps", "why_not": reason}
 
 
 def usable(found: list[dict[str, Any]] | None = None) -> list[str]:
     """Return the kinds of device that torch can use, each once, of the rows of :func:`devices`.
 
     Example:
-        >>> usable([{"device": "cpu"}, {"device": "cuda:0"}, {"device": "cuda:1"}, {"device": "mps", "why_not": "none"}])
-        ['cpu', 'cuda']
+        >>> usable([{"device": "cuda:0"}, {"device": "cuda:1"}, {"device": "mps", "why_not": "…"}])
+        ['cuda']
     """
-    rows = devices() if found is None else found
-    return list(dict.fromkeys(row["device"].split(":")[0] for row in rows if "why_not" not in row))
+    if found is None:
+        found = devices()
+    kinds = [row["device"].split(":")[0] for row in found if "why_not" not in row]
+    return list(dict.fromkeys(kinds))
 
 
 def methods() -> list[dict[str, Any]]:
-    """The registered methods, as :class:`~cwy.registry.Method` describes them."""
+    """Return the registered methods, as :class:`~cwy.registry.Method` describes them."""
     return [
         {
             "name": m.name,
@@ -102,10 +107,13 @@ def methods() -> list[dict[str, Any]]:
 
 
 def backends() -> list[dict[str, Any]]:
-    """For each op and usable device its backends in the order of choice, asked for a small float32 problem in eager mode.
+    """Return for each op and usable device its backends in the order of choice.
 
-    ``status`` is "serves" (what ``backend="auto"`` takes; "would serve" where the device is not here), "ready" (can serve;
-    ``why`` says when it does), "passed over" or "not here" (``why`` is the reason).
+    They are asked for a small float32 problem in eager mode. ``status`` is one of:
+
+    - "serves": ``backend="auto"`` takes it. "would serve" where the device is not here.
+    - "ready": it can serve, and ``why`` states when it does.
+    - "passed over" or "not here": ``why`` is the reason.
     """
     rows: list[dict[str, Any]] = []
     for device in usable():
@@ -130,7 +138,7 @@ def rollout(
     nonlinearity: str = "modrelu",
     memory: str = "store",
 ) -> list[dict[str, Any]]:
-    """For one recurrence its backends in the order of choice: which serves, and why the others are passed over.
+    """Return the backends of one recurrence in the order of choice, and why each serves or not.
 
     Example:
         >>> from cwy import info
@@ -155,34 +163,42 @@ def rollout(
     if dtype.is_complex and not NONLINEARITIES[nonlinearity].complex:
         raise ValueError(f"info.rollout: nonlinearity {nonlinearity!r} has no complex form.")
     # As the op does.
-    dtype = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+    if dtype in (torch.float16, torch.bfloat16):
+        dtype = torch.float32
     factored = reflections is not None and factors_are_cheaper(
         n, reflections, batch * steps, device, dtype
     )
-    request = Request(
-        n, batch, steps, dtype, device, nonlinearity, reflections if factored else None, memory
-    )
-    here = device.split(":")[0] in usable()
-    rows = _choice(
-        dispatch.backends("rollout")["rollout"], request, "serves" if here else "would serve"
-    )
+    if not factored:
+        reflections = None
+    request = Request(n, batch, steps, dtype, device, nonlinearity, reflections, memory)
+    serving = "would serve"
+    if device.split(":")[0] in usable():
+        serving = "serves"
+    rows = _choice(dispatch.backends("rollout")["rollout"], request, serving)
     return [{"op": "rollout", "device": device, **row} for row in rows]
 
 
 def _choice(
     candidates: list[dispatch.Backend], what: Any, serving: str = "serves"
 ) -> list[dict[str, str]]:
-    rows, served = [], False
+    """Return each backend's status for a problem. The first that is ready serves."""
+    rows = []
+    served = False
     for backend in candidates:
-        reason, passed = backend.why_not(what), backend.why_pass(what)
-        status, why = (
-            ("not here", reason)
-            if reason
-            else ("passed over", passed)
-            if passed
-            else ("ready", backend.about)
-        )
+        status, why = _status(backend, what)
         if status == "ready" and not served:
-            status, served = serving, True
-        rows.append({"backend": backend.name, "status": status, "why": why or ""})
+            status = serving
+            served = True
+        rows.append({"backend": backend.name, "status": status, "why": why})
     return rows
+
+
+def _status(backend: dispatch.Backend, what: Any) -> tuple[str, str]:
+    """Return whether a backend is ready for a problem, and why or why not."""
+    reason = backend.why_not(what)
+    passed = backend.why_pass(what)
+    if reason:
+        return "not here", reason
+    if passed:
+        return "passed over", passed
+    return "ready", backend.about or ""

@@ -1,4 +1,8 @@
-"""What commands share: mistakes told in one line, folders tried before any work is done, work that outlives its reader."""
+"""Functions that all commands share.
+
+Commands report mistakes in one line, try folders before any work is done, and go on when nobody reads
+their output any more.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def steady() -> Console:
-    """A console for long work, which goes on when nobody reads any more, as after ``| head``."""
+    """Return a console for long work, which goes on when nobody reads it, as after ``| head``."""
     from rich.console import Console
 
     class Steady(Console):
@@ -38,13 +42,20 @@ def printable(text: object, keep: str = "") -> str:
         >>> printable("run\\x1b[2J")
         'run\\\\x1b[2J'
     """
-    return "".join(c if c.isprintable() or c in keep else ascii(c)[1:-1] for c in str(text))
+    return "".join(_spelled(character, keep) for character in str(text))
+
+
+def _spelled(character: str, keep: str) -> str:
+    if character.isprintable() or character in keep:
+        return character
+    return ascii(character)[1:-1]
 
 
 def fold(text: str, width: int | None) -> str:
-    """Break lines that are wider than a terminal between words, and give a command a line of its own.
+    """Break lines that are wider than a terminal, and give a command a line of its own.
 
-    Lines that begin with a space, such as code, stay as they are. Without a width everything does.
+    Lines break between words. Those that begin with a space, such as code, stay as they are.
+    Without a width all lines stay.
 
     Example:
         >>> print(fold("stopped, and saved. To go on: cwy resume runs/copying/1000-cwy-seed0", 40))
@@ -65,7 +76,7 @@ def fold(text: str, width: int | None) -> str:
 
 
 def complaint(text: str) -> str:
-    """A message for standard error, folded where that is a terminal."""
+    """Return a message for standard error, folded where that is a terminal."""
     width = None
     with suppress(OSError):
         width = os.get_terminal_size(2).columns
@@ -74,16 +85,16 @@ def complaint(text: str) -> str:
 
 @contextmanager
 def plainly(error: type[Exception], what: str = "") -> Generator[None]:
-    """Ends the command with one line, not a traceback, where such an error is the user's to mend."""
+    """End the command with one line, not a traceback, where the user can mend such an error."""
     try:
         yield
     except error as mistake:
-        told = getattr(mistake, "strerror", None) or mistake
-        sys.exit(printable(f"cwy: {what}{told}", keep="\n"))
+        reason = getattr(mistake, "strerror", None) or mistake
+        sys.exit(printable(f"cwy: {what}{reason}", keep="\n"))
 
 
 def writable(folder: Path) -> Path:
-    """The folder, made if need be; raises before any work is done if nothing can be written there."""
+    """Return the folder, made if need be, or raise if nothing can be written there."""
     from tempfile import TemporaryFile
 
     folder.mkdir(parents=True, exist_ok=True)

@@ -20,13 +20,13 @@ from cwy.experiments.engine.distributed import Group
 from cwy.experiments.engine.loop import Loop
 from cwy.experiments.engine.run import Folder
 from cwy.experiments.engine.runner import RunError
-from cwy.experiments.nmt.command import translate
 from cwy.experiments.nmt.corpus import load, read
 from cwy.experiments.nmt.model import data_of
 from cwy.experiments.nmt.recipes import paper
 from cwy.experiments.nmt.report import epoch_seconds
 from cwy.experiments.nmt.task import Translation
 from cwy.experiments.nmt.text import PAD
+from cwy.experiments.nmt.translate import translate
 from cwy.experiments.report import find_runs, write
 from cwy.experiments.report.panels import arrange
 from tests.helpers.cli import COMMAND, cwy, run, start
@@ -75,7 +75,9 @@ def test_a_file_is_split_once_and_for_all(tmp_path):
     seen = {source for source, _ in corpus.train}
     overlap = sum(source in seen for source, _ in corpus.held_out) / 20
     assert corpus.facts["held-out sentences seen in training"] == [overlap, 0]
-    assert set(corpus.target.words[4:]) == {word for _, target in corpus.train for word in target}
+    assert set(corpus.vocabularies.target.words[4:]) == {
+        word for _, target in corpus.train for word in target
+    }
     # What a rate is chosen on is a part of the training pairs.
     chosen = corpus_of(validation=0.25)
     assert set(chosen.train) | set(chosen.held_out) == set(corpus.train)
@@ -340,7 +342,7 @@ def test_batches_have_few_shapes_and_every_pair_once(pairs):
         for source, target, _ in batches
         for row in torch.cat([source, target], 1).tolist()
     ]
-    text = nmt.corpus.source.text, nmt.corpus.target.text
+    text = nmt.corpus.vocabularies.source.text, nmt.corpus.vocabularies.target.text
     said = [(text[0](row[: len(row) // 2]), text[1](row[len(row) // 2 :])) for row in rows]
     assert sorted(pair for pair in said if pair[1]) == sorted(
         (" ".join(a), " ".join(b)) for a, b in nmt.corpus.train

@@ -10,7 +10,7 @@ from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap
 from torch.utils.flop_counter import FlopCounterMode
 
 from cwy.ops import cwy_matrix, cwy_multiply, householder_vectors, tcwy_matrix, wy_factors
-from cwy.ops.wy import autograd, composite
+from cwy.ops.wy import analytic, composite
 from tests.helpers.largest import Largest
 
 CALLS = {
@@ -125,7 +125,7 @@ def test_analytic_equals_composite(device, n, size, is_complex, strided, call):
     torch.use_deterministic_algorithms(True)  # fills fresh memory with NaN
     try:
         results = []
-        for backend in (autograd, composite):
+        for backend in (analytic, composite):
             v, xs = (
                 base.clone(memory_format=torch.preserve_format).requires_grad_(),
                 x.clone().requires_grad_(),

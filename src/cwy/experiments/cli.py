@@ -245,7 +245,7 @@ def translate(
     _need_experiments()
     from .data import DataError
     from .engine.runner import check_device
-    from .nmt.command import translate
+    from .nmt.translate import translate
 
     def say(note: str) -> None:
         print(f"cwy: {note}", file=sys.stderr)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..._hints import did_you_mean
+from ..._hints import did_you_mean, sentences
 from .fetch import DataError, DataSet, File
 
 MNIST = DataSet(
@@ -95,9 +95,10 @@ def find(name: str) -> DataSet:
     """Return the data set of that name. An unknown one raises with the nearest."""
     if name in DATASETS:
         return DATASETS[name]
-    sentences = [
-        f"data set {name!r} is not known.",
-        did_you_mean(name, DATASETS, count=1, cutoff=0.6),
-        f"Known: {', '.join(DATASETS)}.",
-    ]
-    raise DataError(" ".join(filter(None, sentences)))
+    raise DataError(
+        sentences(
+            f"data set {name!r} is not known.",
+            did_you_mean(name, DATASETS, count=1, cutoff=0.6),
+            f"Known: {', '.join(DATASETS)}.",
+        )
+    )

@@ -229,7 +229,6 @@ def _describe(types: tuple[type, ...]) -> str:
 
 
 def _near(name: object, known: Iterable[str]) -> str:
+    """Return a hint with a space before it, or an empty string."""
     hint = did_you_mean(str(name)[:SHOWN_LETTERS], known)
-    if not hint:
-        return ""
-    return f" {hint}"
+    return f" {hint}".rstrip()

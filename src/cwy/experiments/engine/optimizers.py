@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
-from ...api import orthogonality_error
+from ...api import named_constraints, orthogonality_error
 from ...optim import for_model
-from ...parametrizations import OrthogonalMap
-from ...parametrizations.rgd import on_manifold
 from .config import Config
 from .files import Damaged
 
@@ -109,14 +106,5 @@ def worst_orthogonality(model: nn.Module) -> float | None:
 
 def constrained(model: nn.Module) -> Iterator[Tensor]:
     """Yield every constrained weight as a matrix."""
-    for layer in model.modules():
-        charts: dict[str, nn.Module] = dict(on_manifold(layer))
-        if parametrize.is_parametrized(layer):
-            for name, chain in cast(nn.ModuleDict, layer.parametrizations).items():
-                charts[name] = cast(nn.ModuleList, chain)[0]
-        for name, chart in charts.items():
-            if isinstance(chart, OrthogonalMap):
-                weight = getattr(layer, name)
-                if chart.kernel is not None:
-                    weight = weight.flatten(1)
-                yield weight
+    for layer, name, chart, _ in named_constraints(model):
+        yield chart.as_matrix(getattr(layer, name))

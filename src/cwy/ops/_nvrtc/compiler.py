@@ -6,13 +6,13 @@ import functools
 import hashlib
 import importlib
 import os
-import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from ... import _atomic
 from .structures import Structures, header
 
 Defines = tuple[tuple[str, int], ...]
@@ -123,9 +123,7 @@ def _keep(path: Path, code: bytes) -> None:
     """Write a cubin, if its folder can be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(code)
-        Path(file.name).replace(path)
+        _atomic.write(path, code, shared=True)
     except OSError:
         pass  # the next process compiles again
 
