@@ -12,8 +12,9 @@ import torch
 
 from ._provenance import versions
 from .ops import dispatch
-from .ops.recurrence.functions import Request, check_choices, factors_are_cheaper
+from .ops.recurrence.factors import factors_are_cheaper
 from .ops.recurrence.nonlinearities import NONLINEARITIES
+from .ops.recurrence.spec import Request, check_choices
 from .ops.wy import tiers
 from .parametrizations import METHODS
 

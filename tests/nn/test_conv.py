@@ -12,7 +12,7 @@ import cwy
 from cwy.nn import ConvLSTM, ConvLSTMCell, ConvNERU, ConvNERUCell
 from cwy.nn.conv import FREE
 from cwy.ops import conv_rollout
-from cwy.ops.recurrence.transition import Convolved, turned
+from cwy.ops.recurrence.convolved import Convolved
 
 TALL = [name for name, m in cwy.METHODS.items() if m.kind != "square" and m.real]
 F64 = torch.float64
@@ -101,8 +101,8 @@ def test_a_kernel_turned_round_is_its_adjoint(layout, q):
     for name, way in {
         "step": kernel.step,
         "back": kernel.back,
-        "tb": turned(kernel).back,
-        "ts": turned(kernel).step,
+        "tb": kernel.turned().back,
+        "ts": kernel.turned().step,
     }.items():
         way(x, h, results.setdefault(name, torch.empty_like(x)))
     torch.testing.assert_close(results["tb"], results["step"], rtol=1e-12, atol=1e-12)

@@ -10,6 +10,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 from cwy.ops import WY, cwy_matrix, rollout, wy_factors
 from cwy.ops.recurrence.nonlinearities import NONLINEARITIES
+from cwy.ops.recurrence.steps import TORCH
 from cwy.testing import assert_as_close
 from tests.helpers.recurrence import double, problem, run
 
@@ -337,9 +338,15 @@ def test_the_op_is_well_registered():
         ("abs", "reversible", True),
         ("relu", "checkpoint", True),
     ):
-        how = (given["bias"], None, f, [3] * 5, memory, last, "loops")
-        arguments = (given["x"].reshape(-1, 4), given["h0"], [q], *how)
-        torch.library.opcheck(torch.ops.cwy.rollout.default, arguments)
+        tensors = (given["x"].reshape(-1, 4), given["h0"], [q], given["bias"], None)
+        options = {
+            "nonlinearity": f,
+            "sizes": [3] * 5,
+            "memory": memory,
+            "last": last,
+            "loops": TORCH.name,
+        }
+        torch.library.opcheck(torch.ops.cwy.rollout.default, tensors, options)
 
 
 @pytest.mark.parametrize(

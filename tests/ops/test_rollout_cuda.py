@@ -345,7 +345,7 @@ def test_every_variant_compiles_without_a_gpu(monkeypatch, tmp_path):
 
 
 def test_why_it_does_not_serve(monkeypatch):
-    from cwy.ops.recurrence.functions import Request
+    from cwy.ops.recurrence.spec import Request
 
     monkeypatch.setattr(_nvrtc.compiler, "INSTALLED", False)
     reason = cuda.why_not(Request(2000, 4, 5, torch.float64, "cuda", "modrelu"))

@@ -20,8 +20,8 @@ from torch import Tensor
 from .. import init, ops
 from ..ops import dispatch
 from ..ops._linalg import double
-from ..ops.recurrence.functions import Request
 from ..ops.recurrence.nonlinearities import NONLINEARITIES
+from ..ops.recurrence.spec import Request
 from ..parametrizations import HR, OrthogonalMap
 from ..parametrizations.reflections import ReflectionMap
 from ..registry import Method

@@ -13,9 +13,9 @@ from .. import ops
 from .._hints import did_you_mean, sentences
 from ..api import orthogonal
 from ..init import haar
-from ..ops.recurrence.functions import check_choices
+from ..ops.recurrence.convolved import by_rows, flat
 from ..ops.recurrence.nonlinearities import NONLINEARITIES
-from ..ops.recurrence.transition import by_rows, flat
+from ..ops.recurrence.spec import check_choices
 from ..registry import METHODS
 from .images import Images, State, check_sizes
 from .inputs import check_backend, check_input, check_switches

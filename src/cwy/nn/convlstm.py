@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, instance_norm
 
-from ..ops.recurrence.transition import by_rows, flat
+from ..ops.recurrence.convolved import by_rows, flat
 from .images import Images, State, check_sizes
 from .inputs import check_input
 from .settings import Settings

@@ -12,11 +12,12 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.nn.utils.rnn import PackedSequence
 
-from .. import ops
 from .._torch import originals, unparametrized_class
 from ..api import orthogonal
-from ..ops.recurrence.functions import check_choices, factors_are_cheaper
+from ..ops.recurrence.factors import Reflections
 from ..ops.recurrence.nonlinearities import NONLINEARITIES
+from ..ops.recurrence.rollout import run
+from ..ops.recurrence.spec import check_choices
 from ..parametrizations import CWY, METHODS
 from ..parametrizations.marks import on_manifold
 from .inputs import check_backend, check_counts, check_input, check_switches, name_of
@@ -111,23 +112,23 @@ class _Recurrent(Settings):
         else:
             getattr(self, name).copy_(chart(chart.right_inverse(q)))
 
-    def _transition(self, suffix: str, rows: int) -> tuple[Tensor | ops.WY, Tensor | None]:
-        """Return Q, formed once for all steps, or its factors and signs where these are cheaper."""
+    def _transition(self, suffix: str) -> Tensor | Reflections:
+        """Return Q, or for CWY its reflections: the recurrence then takes the cheaper form."""
         name = f"weight_hh{suffix}"
-        if parametrize.is_parametrized(self, name):
-            chain = cast(
-                parametrize.ParametrizationList, cast(nn.ModuleDict, self.parametrizations)[name]
-            )
-            chart = chain[0]
-            if isinstance(chart, CWY) and len(chain) == 1:
-                v, *phase = originals(chain)
-                # Q in half precision would lose the norm of its states. The factors are float32.
-                narrow = v.dtype in (torch.float16, torch.bfloat16)
-                if narrow or factors_are_cheaper(
-                    chart.n, chart.reflections, rows, v.device.type, v.dtype, v.device.index
-                ):
-                    return ops.wy_factors(v), chart.diagonal(tuple(phase))
-        return getattr(self, name), None
+        if not parametrize.is_parametrized(self, name):
+            return getattr(self, name)
+        chain = cast(
+            parametrize.ParametrizationList, cast(nn.ModuleDict, self.parametrizations)[name]
+        )
+        chart = chain[0]
+        if not isinstance(chart, CWY) or len(chain) > 1:
+            return getattr(self, name)
+        v, *phase = originals(chain)
+        return Reflections(
+            v,
+            diagonal=lambda: chart.diagonal(tuple(phase)),
+            matrix=lambda: getattr(self, name),
+        )
 
     def _check_torch(self) -> None:
         """Raise unless torch has a network like this."""
@@ -499,20 +500,15 @@ class OrthogonalRNN(_Recurrent):
             else:
                 x = nn.functional.linear(x, weight, bias)
                 bias = None
-        rows = x.shape[0]
         inputs: Tensor | PackedSequence = x
-        if batch_sizes is None:
-            rows = x.shape[0] * x.shape[1]
-        else:
+        if batch_sizes is not None:
             inputs = PackedSequence(x, batch_sizes)
-        transition, signs = self._transition(suffix, rows)
-        states, last = ops.rollout(
+        states, last = run(
             inputs,
             h0,
-            transition,
+            self._transition(suffix),
             bias,
             self.nonlinearity,
-            signs=signs,
             weight=inner,
             output=output,
             memory=memory,

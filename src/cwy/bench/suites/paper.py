@@ -27,7 +27,8 @@ from ...api import orthogonality_error
 from ...manifolds import stiefel
 from ...ops import dispatch
 from ...ops._linalg import double
-from ...ops.recurrence.functions import Request, factors_are_cheaper
+from ...ops.recurrence.factors import factors_are_cheaper
+from ...ops.recurrence.spec import Request
 from ...ops.skew import cayley
 from ...ops.skew.capturable import exponential
 from ...parametrizations import OrthogonalMap

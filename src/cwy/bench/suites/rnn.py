@@ -21,8 +21,9 @@ from ... import init, ops
 from ...ops import dispatch
 from ...ops._linalg import double
 from ...ops._precision import CUDNN_RNN
-from ...ops.recurrence.functions import Request, factors_are_cheaper
+from ...ops.recurrence.factors import factors_are_cheaper
 from ...ops.recurrence.nonlinearities import NONLINEARITIES
+from ...ops.recurrence.spec import Request
 from ..harness.entry import Case, Entry, gaussian
 from . import Size, Suite
 

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ...nn import ConvLSTM, ConvNERU
 from ...nn.conv import FREE
-from ...ops.recurrence.transition import by_rows
+from ...ops.recurrence.convolved import by_rows
 from ..recurrent import raw_length
 
 GROUP = 2

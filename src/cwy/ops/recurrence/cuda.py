@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from .. import _nvrtc
-from . import autograd, loops, tiling
+from . import tiling
+from . import torch as torch_backend
 from .nonlinearities import NONLINEARITIES, Nonlinearity
 from .product import product
+from .spec import Request, RolloutSpec
+from .steps import Adjoint, Cell, Recovered, StepLoops, join, previous_states, register
 from .tiling import ADJOINT, FORWARD, RECOVER
-from .transition import Formed, Matrix, Signed
-
-if TYPE_CHECKING:
-    from .functions import Request
-
-CHUNK = 1024
+from .transition import FixedDiagonal, Formed, LowRank, Transition
 
 
 def why_not(request: Request) -> str | None:
-    """Why the kernels can't serve, or None if they can."""
+    """Return why the kernels can't serve, or None if they can."""
     reasons = []
     missing = _nvrtc.why_not()
     if missing:
@@ -31,12 +28,13 @@ def why_not(request: Request) -> str | None:
     if request.device != "cuda":
         reasons.append(f"x is on {request.device}")
     else:
-        wide = request.n > tiling.BLOCK_UNITS
-        if _capability(request.index) < (8, 0):
+        capability = _capability(request.index)
+        if capability < (8, 0):
             reasons.append("it needs an NVIDIA GPU of capability 8.0")
-        elif wide and _capability(request.index)[0] not in (9, 10):
+        elif request.n > tiling.BLOCK_UNITS and capability[0] not in (9, 10):
             reasons.append(
-                f"for N = {request.n} it needs the shared memory of an NVIDIA GPU of capability 9.0 or 10.0"
+                f"for N = {request.n} it needs the shared memory of an NVIDIA GPU "
+                "of capability 9.0 or 10.0"
             )
     if request.nonlinearity not in tiling.NONLINEARITIES:
         reasons.append("the nonlinearity is a callable")
@@ -49,9 +47,10 @@ def why_not(request: Request) -> str | None:
         reasons.append("it counts rows and states of a step in 31 bits")
     if request.n > tiling.CLUSTER_UNITS:
         reasons.append(f"N = {request.n} is above the {tiling.CLUSTER_UNITS} that a cluster holds")
-    if request.factors is not None and request.factors > tiling.CLUSTER_REFLECTIONS:
+    if request.reflections is not None and request.reflections > tiling.CLUSTER_REFLECTIONS:
         reasons.append(
-            f"L = {request.factors} is above the {tiling.CLUSTER_REFLECTIONS} that a cluster holds as factors"
+            f"L = {request.reflections} is above the {tiling.CLUSTER_REFLECTIONS} "
+            "that a cluster holds as factors"
         )
     if request.steps == 0 or request.batch == 0:
         reasons.append("there is no step")
@@ -61,141 +60,202 @@ def why_not(request: Request) -> str | None:
 
 
 def _capability(index: int | None) -> tuple[int, int]:
-    """Of an NVIDIA GPU, by default the current one; (0, 0) if there is none."""
+    """Return the capability of a GPU, by default the current one, or (0, 0) without a GPU."""
     if torch.compiler.is_compiling():
         return torch.cuda.get_device_capability(index)
     if not (torch.cuda.is_initialized() or torch.cuda.is_available()):
         return 0, 0
-    return _capability_of(torch.cuda.current_device() if index is None else index)
+    if index is None:
+        index = torch.cuda.current_device()
+    return _capability_of(index)
 
 
 @functools.cache
 def _capability_of(device: int) -> tuple[int, int]:
-    return (0, 0) if torch.version.hip else torch.cuda.get_device_capability(device)
+    if torch.version.hip:
+        return 0, 0
+    return torch.cuda.get_device_capability(device)
 
 
-def prefers_factors(n: int, reflections: int) -> bool:
-    """Whether a cluster runs faster by factors than by a formed Q; a block never does."""
+def prefers_low_rank(n: int, reflections: int, rows: int) -> bool:
+    """Return whether a cluster is faster in low-rank form than with a formed Q.
+
+    A block never is. The number of rows does not matter.
+    """
     return n > tiling.BLOCK_UNITS and reflections <= min(n // 4, tiling.CLUSTER_REFLECTIONS)
 
 
 def rollout(
-    x: Tensor, h0: Tensor, q: list[Tensor], bias: Tensor | None, weight: Tensor | None, nonlinearity: str, sizes: list[int],
-    memory: str, last: bool, steps: int | None = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    return autograd.rollout(
-        x, h0, q, bias, weight, nonlinearity, sizes, memory, last, steps, "cuda"
-    )
-
-
-def run(
-    x: Tensor, h: Tensor, states: Tensor | None, z: Tensor | None, sizes: list[int], q: Matrix, f: Nonlinearity,
-    bias: Tensor | None,
-) -> Tensor:  # fmt: skip
-    """As :func:`loops.run`."""
-    end = h.new_empty(h.shape)
-    _launch(FORWARD, q, f, sizes, one=x, bias=bias, start=h, out=states, extra=z, end=end)
-    return end
-
-
-def adjoint(
-    g: Tensor | None, carry: Tensor, gn: Tensor | None, deltas: Tensor, states: Tensor, before: Tensor, z: Tensor | None,
-    sizes: list[int], q: Matrix, f: Nonlinearity, bias: Tensor | None,
-) -> tuple[Tensor, Tensor | None, tuple[Tensor | None, ...]]:  # fmt: skip
-    """As :func:`loops.adjoint`."""
-    tail = None if gn is None and not carry.shape[0] else loops.ending(carry, gn, sizes[0])
-    end = deltas.new_empty(sizes[0], deltas.shape[1])
-    dbias = None if bias is None else torch.empty_like(end)
-    one = states if z is None else z
-    inner = deltas.new_empty(deltas.shape[0], 0 if isinstance(q, Formed) else q.w.shape[1])
-    _launch(
-        ADJOINT, q, f, sizes, inner, one=one, two=g, start=tail, out=deltas, end=end, dbias=dbias
-    )
-    return (
-        end,
-        None if dbias is None else dbias.sum(0),
-        _gradient(q, deltas, inner, states, before, sizes),
-    )
-
-
-def recover(
     x: Tensor,
-    h: Tensor,
-    hn: Tensor,
-    negative: Tensor | None,
-    sizes: list[int],
-    q: Matrix,
+    h0: Tensor,
+    transition: Transition,
     bias: Tensor | None,
+    weight: Tensor | None,
+    spec: RolloutSpec,
 ) -> tuple[Tensor, Tensor]:
-    """As :func:`loops.recover`."""
-    tail = torch.cat([h, hn[h.shape[0] : sizes[0]]])
-    z, end = hn.new_empty(sum(sizes), hn.shape[-1]), tail.new_empty(tail.shape)
-    signs = None if negative is None else torch.where(negative, -1.0, 1.0)
-    _launch(
-        RECOVER,
-        q,
-        NONLINEARITIES["identity"],
-        sizes,
-        one=x,
-        two=signs,
-        bias=bias,
-        start=tail,
-        out=z,
-        end=end,
-    )
-    return z, end
+    """Return the states of every step and the last ones, as :func:`.torch.rollout`."""
+    return torch_backend.rollout(x, h0, transition, bias, weight, spec, CUDA)
 
 
-def _gradient(
-    q: Matrix, deltas: Tensor, inner: Tensor, states: Tensor, before: Tensor, sizes: list[int]
+class CudaSteps(StepLoops):
+    """Loops of one launch each."""
+
+    name = "cuda"
+    chunk = 1024
+
+    def run(
+        self,
+        cell: Cell,
+        sizes: list[int],
+        x: Tensor,
+        h: Tensor,
+        *,
+        states: Tensor | None,
+        z: Tensor | None,
+    ) -> Tensor:
+        end = h.new_empty(h.shape)
+        _launch(
+            FORWARD,
+            cell.transition,
+            cell.f,
+            sizes,
+            one=x,
+            bias=cell.bias,
+            start=h,
+            out=states,
+            extra=z,
+            end=end,
+        )
+        return end
+
+    def adjoint(
+        self,
+        cell: Cell,
+        sizes: list[int],
+        *,
+        grad_states: Tensor | None,
+        grad_last: Tensor | None,
+        carry: Tensor,
+        deltas: Tensor,
+        states: Tensor,
+        before: Tensor,
+        z: Tensor | None,
+    ) -> Adjoint:
+        q = cell.transition
+        tail = None
+        if grad_last is not None or carry.shape[0]:
+            tail = join(carry, grad_last, sizes[0])
+        end = deltas.new_empty(sizes[0], deltas.shape[1])
+        dbias = None
+        if cell.bias is not None:
+            dbias = torch.empty_like(end)
+        one = states
+        if z is not None:
+            one = z
+        inner = deltas.new_empty(deltas.shape[0], q.reflections or 0)
+        _launch(
+            ADJOINT,
+            q,
+            cell.f,
+            sizes,
+            inner,
+            one=one,
+            two=grad_states,
+            start=tail,
+            out=deltas,
+            end=end,
+            dbias=dbias,
+        )
+        if dbias is not None:
+            dbias = dbias.sum(0)
+        found = _transition_gradient(q, deltas, inner, states, before, sizes)
+        return Adjoint(end, dbias, found)
+
+    def recover(
+        self,
+        cell: Cell,
+        sizes: list[int],
+        *,
+        x: Tensor,
+        h: Tensor,
+        hn: Tensor,
+        negative: Tensor | None,
+    ) -> Recovered:
+        tail = torch.cat([h, hn[h.shape[0] : sizes[0]]])
+        z = hn.new_empty(sum(sizes), hn.shape[-1])
+        end = tail.new_empty(tail.shape)
+        flips = None
+        if negative is not None:
+            flips = torch.where(negative, -1.0, 1.0)
+        _launch(
+            RECOVER,
+            cell.transition,
+            NONLINEARITIES["identity"],
+            sizes,
+            one=x,
+            two=flips,
+            bias=cell.bias,
+            start=tail,
+            out=z,
+            end=end,
+        )
+        return Recovered(z, end)
+
+
+CUDA = register(CudaSteps())
+
+
+def _transition_gradient(
+    q: Transition,
+    deltas: Tensor,
+    inner: Tensor,
+    states: Tensor,
+    before: Tensor,
+    sizes: list[int],
 ) -> tuple[Tensor | None, ...]:
-    r"""Of the transition's tensors; ``inner`` is $W^\top\delta$ of each row, for factors."""
-    rest, heads = (
-        (states, before)
-        if sizes[0] == sizes[-1]
-        else (states[:0], loops.previous(states, before, sizes))
-    )
+    r"""Return the gradients of the transition's tensors.
+
+    In low-rank form ``inner`` is $W^\top\delta$ of each row.
+    """
+    rest = states
+    heads = before
+    if sizes[0] != sizes[-1]:
+        rest = states[:0]
+        heads = previous_states(states, before, sizes)
     if isinstance(q, Formed):
         return (product(deltas, rest, heads),)
+    assert isinstance(q, LowRank)
     minus = -q.y
     dw = product(deltas, rest @ minus, heads @ minus)
     dy = torch.neg(product(inner, rest, heads).mT, out=minus.new_empty(minus.shape))
-    if isinstance(q, Signed):
+    if isinstance(q, FixedDiagonal):
         return dw, dy, None
-    held = heads.shape[0]
-    return (
-        dw,
-        dy,
-        (deltas[:held] * heads).sum(0) + (deltas[held:] * rest[: deltas.shape[0] - held]).sum(0),
-    )
+    headed = heads.shape[0]
+    first = (deltas[:headed] * heads).sum(0)
+    others = (deltas[headed:] * rest[: deltas.shape[0] - headed]).sum(0)
+    return dw, dy, first + others
 
 
 def _launch(
     mode: int,
-    q: Matrix,
+    q: Transition,
     f: Nonlinearity,
     sizes: list[int],
     inner: Tensor | None = None,
     **tensors: Tensor | None,
 ) -> None:
+    """Launch the kernel of a mode with the tensors of :data:`.tiling.Tensors`."""
     given = {name: t.contiguous() for name, t in tensors.items() if t is not None}
-    assert all(
-        given[name] is tensors[name] for name in ("out", "extra", "end", "dbias") if name in given
-    )
-    n, batch, device = given["end"].shape[-1], sizes[0], given["one"].get_device()
-    packed, down = sizes[0] != sizes[-1], mode != FORWARD
+    for name in ("out", "extra", "end", "dbias"):
+        assert given.get(name) is tensors.get(name), "what is written must be contiguous"
+    n = given["end"].shape[-1]
+    batch = sizes[0]
+    packed = sizes[0] != sizes[-1]
     if packed:
-        given["offsets"], given["lengths"] = _kept(_packing(tuple(sizes), given["one"].device))
+        packing = _kept(_packing(tuple(sizes), given["one"].device))
+        given["offsets"], given["lengths"] = packing
     addresses = {name: t.data_ptr() for name, t in given.items()}
     fields = tiling.Tensors(n=n, batch=batch, steps=len(sizes), **addresses)
-    if isinstance(q, Formed):
-        reflections, arguments = None, [(q.q.mT if down else q.q).contiguous(), fields]
-    else:
-        a, b = (q.y, q.w) if down else (q.w, q.y)
-        reflections, arguments = (
-            a.shape[1],
-            [a.contiguous(), b.contiguous(), q.d.contiguous(), fields, a.shape[1], inner],
-        )
     variant = tiling.Variant(
         mode=mode,
         nonlinearity=f.name,
@@ -204,7 +264,25 @@ def _launch(
         writes_out="out" in given,
         writes_extra="extra" in given,
     )
-    _prepared(n, reflections, batch, variant, device)(*arguments)
+    launch = _prepared(n, q.reflections, batch, variant, given["one"].get_device())
+    launch(*_arguments(mode, q, fields, inner))
+
+
+def _arguments(mode: int, q: Transition, fields: object, inner: Tensor | None) -> list[object]:
+    """Return the arguments of a kernel. Backwards it multiplies by the adjoint of Q."""
+    backwards = mode != FORWARD
+    if isinstance(q, Formed):
+        matrix = q.q
+        if backwards:
+            matrix = matrix.mT
+        return [matrix.contiguous(), fields]
+    assert isinstance(q, LowRank)
+    left = q.w
+    right = q.y
+    if backwards:
+        left, right = right, left
+    factors = [left.contiguous(), right.contiguous(), q.d.contiguous()]
+    return [*factors, fields, q.reflections, inner]
 
 
 @functools.lru_cache(maxsize=256)
@@ -229,7 +307,7 @@ _recorded: list[tuple[Tensor, Tensor]] = []
 
 
 def _kept(tensors: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """The same, which outlive what is launched now: a graph reads them at every replay."""
+    """Return the same, kept while a graph may replay: it reads them every time."""
     if torch.cuda.is_current_stream_capturing():
         _recorded.append(tensors)
     else:
@@ -240,7 +318,7 @@ def _kept(tensors: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
 
 @functools.lru_cache(maxsize=64)
 def _packing(sizes: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Where each step's rows begin, and how long each sequence is."""
+    """Return where the rows of each step begin, and the length of each sequence."""
     rows = torch.tensor(sizes)
     lengths = (rows[:, None] > torch.arange(sizes[0])).sum(0)
     return (rows.cumsum(0) - rows).int().to(device), lengths.int().to(device)

@@ -5,23 +5,23 @@ Its tanh is an approximation, as in ``torch.nn.RNN``.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
 from .._precision import CUDNN_RNN, full_precision
 from . import reference
-
-if TYPE_CHECKING:
-    from .functions import Request
+from .spec import Request, RolloutSpec
+from .transition import Formed, Transition
 
 _DTYPES = (torch.float32, torch.float64, torch.float16)
+_RUN = {"relu": torch.rnn_relu, "tanh": torch.rnn_tanh}
+_HELD_UNITS = 384
+"""Above, it reloads the weights at each step, and the loop as a CUDA graph is faster."""
 
 
 def why_not(request: Request) -> str | None:
-    """Why torch's fused RNN can't serve, or None if it can."""
+    """Return why torch's fused RNN can't serve, or None if it can."""
     reasons = []
     if request.device != "cuda":
         reasons.append(f"x is on {request.device}")
@@ -31,7 +31,7 @@ def why_not(request: Request) -> str | None:
         reasons.append(f"it has relu and tanh, not {request.nonlinearity}")
     if request.dtype not in _DTYPES:
         reasons.append(f"it has no kernel for {request.dtype}")
-    if request.factors is not None:
+    if request.reflections is not None:
         reasons.append("it takes a formed transition, not factors")
     if request.memory != "store":
         reasons.append(f"it stores every state, and memory is {request.memory!r}")
@@ -47,66 +47,87 @@ def why_not(request: Request) -> str | None:
 
 
 def why_pass(request: Request) -> str | None:
-    """Why another backend is better, though this one can serve."""
-    # Above, it reloads the weights at each step, and the loop as a CUDA graph is faster.
-    return None if request.n <= 384 else f"N = {request.n} is above the 384 that it holds on chip"
+    """Return why another backend is better, though this one can serve."""
+    if request.n <= _HELD_UNITS:
+        return None
+    return f"N = {request.n} is above the {_HELD_UNITS} that it holds on chip"
 
 
 class _Fused(Function):
-    """Runs forward and backward with reduced precision held off, which torch's own graph would not."""
+    """torch's fused RNN, forward and backward in full precision.
+
+    torch's own graph would run the backward pass with the caller's settings.
+    """
 
     @staticmethod
     def forward(ctx, x, h0, q, bias, nonlinearity):
         batch, n = h0.shape
-        given = [
-            p.detach().requires_grad_(need)
-            for p, need in zip((x, h0, q, bias), ctx.needs_input_grad, strict=False)
-        ]
+        wanted = zip((x, h0, q, bias), ctx.needs_input_grad, strict=False)
+        given = [tensor.detach().requires_grad_(need) for tensor, need in wanted]
         with torch.enable_grad(), full_precision("cuda"), CUDNN_RNN:
             xs, hs, qs, bs = given
-            # cuDNN wants its weights in one piece of memory.
-            parts = torch.eye(n, dtype=x.dtype, device=x.device), qs, bs, torch.zeros_like(bs)
-            flat = torch.cat([part.reshape(-1) for part in parts]).split(
-                [part.numel() for part in parts]
-            )
-            weights = [piece.view(part.shape) for piece, part in zip(flat, parts, strict=True)]
-            run = torch.rnn_relu if nonlinearity == "relu" else torch.rnn_tanh
-            states, hn = run(
-                xs.reshape(-1, batch, n), hs[None], weights, True, 1, 0.0, True, False, False
-            )
-        ctx.given, ctx.outputs, ctx.nonlinearity = given, (states, hn), nonlinearity
+            weights = _in_one_piece(qs, bs)
+            steps = xs.reshape(-1, batch, n)
+            run = _RUN[nonlinearity]
+            states, hn = run(steps, hs[None], weights, True, 1, 0.0, True, False, False)
+        ctx.given = given
+        ctx.outputs = (states, hn)
+        ctx.nonlinearity = nonlinearity
         ctx.save_for_backward(x, h0, q, bias)
         return states.detach().reshape(-1, n), hn.detach()[0]
 
     @staticmethod
-    def backward(ctx, g, gn):
-        states, hn = ctx.outputs
-        wanted = [p for p in ctx.given if p.requires_grad]
+    def backward(ctx, grad_states, grad_last):
         if torch.is_grad_enabled():
-            # A second derivative: cuDNN has none, the definition has.
-            wanted = [
-                p for p, need in zip(ctx.saved_tensors, ctx.needs_input_grad, strict=False) if need
-            ]
-            x, h0, q, bias = ctx.saved_tensors
-            sizes = [h0.shape[0]] * states.shape[0]
-            made = reference.rollout(
-                x, h0, [q], bias, None, ctx.nonlinearity, sizes, "store", False
-            )
-            found = iter(torch.autograd.grad(made, wanted, (g, gn), create_graph=True))
+            found = _second_derivative(ctx, grad_states, grad_last)
         else:
+            states, hn = ctx.outputs
+            wanted = [tensor for tensor in ctx.given if tensor.requires_grad]
+            gradients = (grad_states.reshape(states.shape), grad_last[None])
             with full_precision("cuda"), CUDNN_RNN:
-                gradients = g.reshape(states.shape), gn[None]
-                found = iter(
-                    torch.autograd.grad((states, hn), wanted, gradients, retain_graph=True)
-                )
-        return *(next(found) if p.requires_grad else None for p in ctx.given), None
+                found = torch.autograd.grad((states, hn), wanted, gradients, retain_graph=True)
+        left = iter(found)
+        gradients = []
+        for tensor in ctx.given:
+            if tensor.requires_grad:
+                gradients.append(next(left))
+            else:
+                gradients.append(None)
+        return *gradients, None
+
+
+def _in_one_piece(q: Tensor, bias: Tensor) -> list[Tensor]:
+    """Return the four weights of an RNN in one piece of memory, as cuDNN wants them."""
+    eye = torch.eye(q.shape[0], dtype=q.dtype, device=q.device)
+    parts = (eye, q, bias, torch.zeros_like(bias))
+    flat = torch.cat([part.reshape(-1) for part in parts])
+    pieces = flat.split([part.numel() for part in parts])
+    return [piece.view(part.shape) for piece, part in zip(pieces, parts, strict=True)]
+
+
+def _second_derivative(ctx, grad_states: Tensor, grad_last: Tensor) -> tuple[Tensor, ...]:
+    """Return differentiable gradients by the definition. cuDNN has none."""
+    states, _ = ctx.outputs
+    x, h0, q, bias = ctx.saved_tensors
+    needed = zip(ctx.saved_tensors, ctx.needs_input_grad, strict=False)
+    wanted = [tensor for tensor, need in needed if need]
+    spec = RolloutSpec(ctx.nonlinearity, [h0.shape[0]] * states.shape[0])
+    made = reference.rollout(x, h0, Formed(q), bias, None, spec)
+    return torch.autograd.grad(made, wanted, (grad_states, grad_last), create_graph=True)
 
 
 def rollout(
-    x: Tensor, h0: Tensor, q: list[Tensor], bias: Tensor | None, weight: Tensor | None, nonlinearity: str, sizes: list[int],
-    memory: str, last: bool, steps: int | None = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    x: Tensor,
+    h0: Tensor,
+    transition: Transition,
+    bias: Tensor | None,
+    weight: Tensor | None,
+    spec: RolloutSpec,
+) -> tuple[Tensor, Tensor]:
+    """Return the states of every step and the last ones, as :func:`.reference.rollout`."""
+    assert isinstance(transition, Formed)
     if weight is not None:
         x = torch.nn.functional.linear(x, weight)
-    bias = torch.zeros_like(h0[0]) if bias is None else bias
-    return _Fused.apply(x.contiguous(), h0.contiguous(), q[0], bias, nonlinearity)
+    if bias is None:
+        bias = torch.zeros_like(h0[0])
+    return _Fused.apply(x.contiguous(), h0.contiguous(), transition.q, bias, spec.nonlinearity)

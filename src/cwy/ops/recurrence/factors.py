@@ -1,86 +1,184 @@
-r"""From the factors of $Q = (I - U T U^H)\,\mathrm{diag}(d)$ to what the loop takes: Q itself, or W and Y.
+r"""The transition from the factors of $Q = (I - U T U^H)\,\mathrm{diag}(s)$: formed, or in low-rank form.
 
-The backward is written by hand: a few products, where autograd would have a node for each operation.
+The backward pass is written by hand: a few products, where autograd has a node for each operation.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from .. import dispatch
 from .._linalg import widen_if_cheap
 from .._precision import in_full_precision
 from ..dispatch import why_only_aten
 from ..skew import multiply
+from ..wy import WY, wy_factors
+from .spec import Request, computed_in
+from .transition import Formed, LowRank, Transition
 
 
-def split(u: Tensor, t: Tensor, signs: Tensor | None) -> tuple[Tensor, Tensor]:
-    r"""$W = UT$ and $Y = \mathrm{diag}(\bar d)\,U$, with ``signs`` d, or ones."""
+@dataclass(frozen=True)
+class Reflections:
+    """A transition by reflections that is not computed yet.
+
+    Attributes:
+        v: ``(N, L)``, the reflection vectors.
+        diagonal: returns the signs ``(N,)``.
+        matrix: returns Q.
+    """
+
+    v: Tensor
+    diagonal: Callable[[], Tensor]
+    matrix: Callable[[], Tensor]
+
+
+def factors_are_cheaper(
+    n: int, reflections: int, rows: int, device: str, dtype: torch.dtype, index: int | None = None
+) -> bool:
+    """Return whether a training step of ``rows`` states is cheaper in low-rank form.
+
+    The backend that serves such a recurrence decides.
+    """
+    request = Request(n, 1, 1, dtype, device, "abs", index=index)
+    backend = dispatch.choose("rollout", "auto", request)
+    return backend.prefers_low_rank(n, reflections, rows)
+
+
+def decide(
+    transition: Tensor | WY | Reflections, signs: Tensor | None, rows: int, dtype: torch.dtype
+) -> Transition:
+    """Return the transition in its cheaper form, for ``rows`` states in all."""
+    if isinstance(transition, Tensor):
+        return Formed(transition.to(dtype))
+    first = first_tensor(transition)
+    n, reflections = first.shape
+    cheaper = factors_are_cheaper(
+        n, reflections, rows, first.device.type, dtype, first.device.index
+    )
+    if isinstance(transition, Reflections):
+        # Rounded to half precision, Q would lose the norm of its states. The factors are float32.
+        is_wide = computed_in(transition.v.dtype) == transition.v.dtype
+        if is_wide and not cheaper:
+            return Formed(transition.matrix().to(dtype))
+        signs = transition.diagonal()
+        transition = wy_factors(transition.v)
+    u = transition.u.to(dtype)
+    t = transition.t.to(dtype)
+    if signs is not None:
+        signs = signs.to(dtype)
+    if cheaper:
+        return low_rank(u, t, signs)
+    return Formed(form(u, t, signs))
+
+
+def first_tensor(transition: Tensor | WY | Reflections) -> Tensor:
+    """Return the tensor of a transition that has its rows."""
+    if isinstance(transition, WY):
+        return transition.u
+    if isinstance(transition, Reflections):
+        return transition.v
+    return transition
+
+
+def low_rank(u: Tensor, t: Tensor, signs: Tensor | None) -> LowRank:
+    r"""Return $W = UT$, $Y = \mathrm{diag}(\bar s)\,U$ and $d = s$, or ones."""
     if _by_hand(u, t, signs):
-        return _Split.apply(u, t, signs)
-    return _product(u, t), _scaled(u, signs)
+        w, y = _Split.apply(u, t, signs)
+    else:
+        w = _product(u, t)
+        y = _scale(u, signs)
+    if signs is None:
+        signs = torch.ones(u.shape[0], dtype=u.dtype, device=u.device)
+    return LowRank(w, y, signs)
 
 
-def formed(u: Tensor, t: Tensor, signs: Tensor | None) -> Tensor:
-    """Q. Every step of a loop repeats what it is off by: it is rounded once, not three times."""
+def form(u: Tensor, t: Tensor, signs: Tensor | None) -> Tensor:
+    """Return Q, rounded once, because every step of a loop repeats its error."""
     if _by_hand(u, t, signs):
         return _Formed.apply(u, t, signs)
     wide = widen_if_cheap(u)
-    d = wide.new_ones(u.shape[0]) if signs is None else signs.to(wide.dtype)
-    return (torch.diag(d) - _product(_product(wide, t.to(wide.dtype)), _scaled(wide, signs).mH)).to(
-        u.dtype
-    )
+    if signs is None:
+        d = wide.new_ones(u.shape[0])
+    else:
+        d = signs.to(wide.dtype)
+    product = _product(_product(wide, t.to(wide.dtype)), _scale(wide, signs).mH)
+    return (torch.diag(d) - product).to(u.dtype)
 
 
 _product = in_full_precision(multiply)
 
 
 def _by_hand(u: Tensor, t: Tensor, signs: Tensor | None) -> bool:
-    return why_only_aten(u, t, signs) is None and (signs is None or not signs.requires_grad)
+    """Return whether the backward pass below serves."""
+    if signs is not None and signs.requires_grad:
+        return False
+    return why_only_aten(u, t, signs) is None
 
 
-def _scaled(u: Tensor, signs: Tensor | None) -> Tensor:
-    return u if signs is None else u * signs.conj().unsqueeze(-1)
+def _scale(u: Tensor, signs: Tensor | None) -> Tensor:
+    if signs is None:
+        return u
+    return u * signs.conj().unsqueeze(-1)
 
 
 class _Split(Function):
+    """W and Y from U, T and the signs."""
+
     @staticmethod
     @in_full_precision
     def forward(ctx, u, t, signs):
         ctx.save_for_backward(u, t, signs)
-        return u @ t, u.detach() if signs is None else _scaled(u, signs)
+        if signs is None:
+            return u @ t, u.detach()
+        return u @ t, _scale(u, signs)
 
     @staticmethod
-    def backward(ctx, gw, gy):
-        return *_gradient(gw, gy, *ctx.saved_tensors), None
+    def backward(ctx, dw, dy):
+        u, t, signs = ctx.saved_tensors
+        return *_split_gradient(dw, dy, u, t, signs), None
 
 
 class _Formed(Function):
+    """Q from U, T and the signs."""
+
     @staticmethod
     @in_full_precision
     def forward(ctx, u, t, signs):
         ctx.save_for_backward(u, t, signs)
         wide = widen_if_cheap(u)
-        q = -((wide @ t.to(wide.dtype)) @ _scaled(wide, signs).mH)
-        q.diagonal().add_(1 if signs is None else signs)
+        q = -((wide @ t.to(wide.dtype)) @ _scale(wide, signs).mH)
+        if signs is None:
+            q.diagonal().add_(1)
+        else:
+            q.diagonal().add_(signs)
         return q.to(u.dtype)
 
     @staticmethod
-    def backward(ctx, z):
+    def backward(ctx, dq):
         u, t, signs = ctx.saved_tensors
-        return *_formed_gradient(z, u, t, signs), None
+        return *_formed_gradient(dq, u, t, signs), None
 
 
 @in_full_precision
-def _gradient(gw, gy, u, t, signs):
-    gy = gy if signs is None else gy * signs.unsqueeze(-1)
+def _split_gradient(dw, dy, u, t, signs):
+    if signs is not None:
+        dy = dy * signs.unsqueeze(-1)
     if torch.is_grad_enabled():
-        return gy + multiply(gw, t.mH), multiply(u.mH, gw)
-    return torch.addmm(gy, gw, t.mH), u.mH @ gw
+        return dy + multiply(dw, t.mH), multiply(u.mH, dw)
+    return torch.addmm(dy, dw, t.mH), u.mH @ dw
 
 
 @in_full_precision
-def _formed_gradient(z, u, t, signs):
-    z, times = -z, multiply if torch.is_grad_enabled() else torch.matmul
-    return _gradient(times(z, _scaled(u, signs)), times(z.mH, times(u, t)), u, t, signs)
+def _formed_gradient(dq, u, t, signs):
+    times = torch.matmul
+    if torch.is_grad_enabled():
+        times = multiply
+    dq = -dq
+    dw = times(dq, _scale(u, signs))
+    dy = times(dq.mH, times(u, t))
+    return _split_gradient(dw, dy, u, t, signs)

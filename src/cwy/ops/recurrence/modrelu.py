@@ -16,31 +16,36 @@ _THREADS = 256
 
 
 def serves(z: Tensor) -> bool:
-    """Whether the kernels take such a tensor here: a plain one, in single precision."""
+    """Return whether the kernels take such a tensor: a plain one, in single precision."""
     if z.dtype != torch.complex64 or not z.is_cuda or _nvrtc.why_not() or torch.version.hip:
         return False
-    return (
-        type(z) is Tensor
-        and z.is_contiguous()
-        and 0 < z.numel() < 2**31
-        and not torch.compiler.is_compiling()
-    )
+    if type(z) is not Tensor or torch.compiler.is_compiling():
+        return False
+    return z.is_contiguous() and 0 < z.numel() < 2**31
 
 
 def forward(z: Tensor, bias: Tensor | None) -> Tensor:
+    """Return the modReLU of z."""
     out = torch.empty_like(z)
     _launch("forward", z, z, bias, out)
     return out
 
 
 def backward_(dh: Tensor, h: Tensor, z: Tensor, bias: Tensor | None) -> None:
-    """The gradient of z in place of that of h."""
+    """Write the gradient of z in place of that of h."""
     _launch("backward", z, dh, h, z, bias)
 
 
 def _launch(name: str, like: Tensor, *args: Tensor | None) -> None:
-    given = [None if arg is None else arg.resolve_conj().contiguous() for arg in args]
+    given = [_as_laid_out(arg) for arg in args]
     _prepared(name, like.numel(), like.get_device())(*given, like.shape[-1], like.numel())
+
+
+def _as_laid_out(tensor: Tensor | None) -> Tensor | None:
+    """Return the same numbers as the kernel reads them."""
+    if tensor is None:
+        return None
+    return tensor.resolve_conj().contiguous()
 
 
 @functools.lru_cache(maxsize=256)

@@ -11,7 +11,8 @@ from torch import Tensor
 from . import modrelu as kernels
 
 aten = torch.ops.aten
-SLOPE = 0.01  # of leaky_relu, torch's default
+SLOPE = 0.01
+"""The slope of leaky_relu, torch's default."""
 
 
 @dataclass(frozen=True)
@@ -20,9 +21,11 @@ class Nonlinearity:
 
     Attributes:
         name: what ``nonlinearity=`` takes.
-        define: ``define(z, bias)``, differentiable: the reference. The bias is None where it was added to z already.
+        define: ``define(z, bias)``, differentiable: the reference. The bias is None where it was
+            added to z already.
         step_: the same in place.
-        back: the gradient of z from that of h, differentiable: ``back(dh, h, z, bias)``; z is None unless it is kept.
+        back: ``back(dh, h, z, bias)``, the gradient of z from that of h, differentiable. z is None
+            unless it is kept.
         back_: the same in place, from z where that is kept.
         threshold: whether the bias is the nonlinearity's own (modReLU) rather than added to z.
         complex: whether it takes complex states.
@@ -42,9 +45,11 @@ class Nonlinearity:
 
 
 def modrelu(z: Tensor, bias: Tensor | None) -> Tensor:
-    r"""$\mathrm{sgn}(z)\,\mathrm{relu}(|z| + b)$, real or complex."""
+    r"""Compute $\mathrm{sgn}(z)\,\mathrm{relu}(|z| + b)$, real or complex."""
     size = z.abs()
-    return torch.sgn(z) * torch.relu(size if bias is None else size + bias)
+    if bias is not None:
+        size = size + bias
+    return torch.sgn(z) * torch.relu(size)
 
 
 def _modrelu_step(z: Tensor, bias: Tensor | None) -> None:
@@ -60,7 +65,9 @@ def _modrelu_back(dh: Tensor, h: Tensor, z: Tensor | None, bias: Tensor | None) 
     # h = u (r + b) with z = u r: along u the derivative is 1, across it (r + b)/r.
     size = h.abs()
     live = size > 0
-    ratio = 1 if bias is None else size / torch.where(live, size - bias, 1)
+    ratio = 1
+    if bias is not None:
+        ratio = size / torch.where(live, size - bias, 1)
     u = torch.sgn(h)
     along = (u.conj() * dh).real * u
     return torch.where(live, along + ratio * (dh - along), 0)
@@ -72,8 +79,9 @@ def _modrelu_back_(dh: Tensor, h: Tensor, z: Tensor | None, bias: Tensor | None)
 
 
 def _complex_modrelu(z: Tensor, bias: Tensor | None) -> Tensor:
-    fused = not torch.is_grad_enabled() and kernels.serves(z)
-    return kernels.forward(z, bias) if fused else modrelu(z, bias)
+    if not torch.is_grad_enabled() and kernels.serves(z):
+        return kernels.forward(z, bias)
+    return modrelu(z, bias)
 
 
 def _complex_modrelu_back_(dh: Tensor, h: Tensor, z: Tensor | None, bias: Tensor | None) -> None:
@@ -83,7 +91,9 @@ def _complex_modrelu_back_(dh: Tensor, h: Tensor, z: Tensor | None, bias: Tensor
         kernels.backward_(dh, h, z, bias)
         return
     size = z.abs()
-    ratio = 1 if bias is None else (size + bias) / torch.where(size == 0, 1, size)
+    ratio = 1
+    if bias is not None:
+        ratio = (size + bias) / torch.where(size == 0, 1, size)
     u = torch.sgn(z)
     along = (u.conj() * dh).real * u
     dh.copy_(torch.where((h != 0) & (size != 0), along + ratio * (dh - along), 0))
@@ -99,37 +109,66 @@ def _abs_back_(dh: Tensor, h: Tensor, z: Tensor | None, bias: Tensor | None) -> 
     dh.mul_(torch.sgn(z))
 
 
+def _leaky_relu_back_(dh: Tensor, h: Tensor, z: Tensor | None, bias: Tensor | None) -> None:
+    aten.leaky_relu_backward.grad_input(dh, h, SLOPE, True, grad_input=dh)
+
+
 _LOST = "{} maps different inputs to the same output, so that its input can't be recovered"
 
-NONLINEARITIES: dict[str, Nonlinearity] = {
-    f.name: f
-    for f in (
-        Nonlinearity(
-            "modrelu", modrelu, _modrelu_step, _modrelu_back, _modrelu_back_, threshold=True, complex=True,
-            irreversible=_LOST.format("modrelu with a negative bias"),
-        ),
-        Nonlinearity("abs", lambda z, b: z.abs(), lambda z, b: z.abs_(), _abs_back, _abs_back_, keeps_z=True),
-        Nonlinearity(
-            "relu", lambda z, b: z.relu(), lambda z, b: z.relu_(),
-            lambda dh, h, z, b: aten.threshold_backward(dh, h, 0),
-            lambda dh, h, z, b: aten.threshold_backward.grad_input(dh, h, 0, grad_input=dh),
-            irreversible=_LOST.format("relu"),
-        ),
-        Nonlinearity(
-            "leaky_relu", lambda z, b: torch.nn.functional.leaky_relu(z, SLOPE), lambda z, b: aten.leaky_relu_(z, SLOPE),
-            lambda dh, h, z, b: aten.leaky_relu_backward(dh, h, SLOPE, True),
-            lambda dh, h, z, b: aten.leaky_relu_backward.grad_input(dh, h, SLOPE, True, grad_input=dh),
-            irreversible=f"undoing leaky_relu multiplies rounding errors by {1 / SLOPE:g} a step",
-        ),
-        Nonlinearity(
-            "tanh", lambda z, b: z.tanh(), lambda z, b: z.tanh_(),
-            lambda dh, h, z, b: aten.tanh_backward(dh, h),
-            lambda dh, h, z, b: aten.tanh_backward.grad_input(dh, h, grad_input=dh),
-            irreversible="undoing tanh loses all digits where it saturates",
-        ),
-        Nonlinearity("identity", lambda z, b: z, lambda z, b: z, lambda dh, h, z, b: dh, lambda dh, h, z, b: dh, complex=True),
-    )
-}  # fmt: skip
+_ALL = (
+    Nonlinearity(
+        name="modrelu",
+        define=modrelu,
+        step_=_modrelu_step,
+        back=_modrelu_back,
+        back_=_modrelu_back_,
+        threshold=True,
+        complex=True,
+        irreversible=_LOST.format("modrelu with a negative bias"),
+    ),
+    Nonlinearity(
+        name="abs",
+        define=lambda z, b: z.abs(),
+        step_=lambda z, b: z.abs_(),
+        back=_abs_back,
+        back_=_abs_back_,
+        keeps_z=True,
+    ),
+    Nonlinearity(
+        name="relu",
+        define=lambda z, b: z.relu(),
+        step_=lambda z, b: z.relu_(),
+        back=lambda dh, h, z, b: aten.threshold_backward(dh, h, 0),
+        back_=lambda dh, h, z, b: aten.threshold_backward.grad_input(dh, h, 0, grad_input=dh),
+        irreversible=_LOST.format("relu"),
+    ),
+    Nonlinearity(
+        name="leaky_relu",
+        define=lambda z, b: torch.nn.functional.leaky_relu(z, SLOPE),
+        step_=lambda z, b: aten.leaky_relu_(z, SLOPE),
+        back=lambda dh, h, z, b: aten.leaky_relu_backward(dh, h, SLOPE, True),
+        back_=_leaky_relu_back_,
+        irreversible=f"undoing leaky_relu multiplies rounding errors by {1 / SLOPE:g} a step",
+    ),
+    Nonlinearity(
+        name="tanh",
+        define=lambda z, b: z.tanh(),
+        step_=lambda z, b: z.tanh_(),
+        back=lambda dh, h, z, b: aten.tanh_backward(dh, h),
+        back_=lambda dh, h, z, b: aten.tanh_backward.grad_input(dh, h, grad_input=dh),
+        irreversible="undoing tanh loses all digits where it saturates",
+    ),
+    Nonlinearity(
+        name="identity",
+        define=lambda z, b: z,
+        step_=lambda z, b: z,
+        back=lambda dh, h, z, b: dh,
+        back_=lambda dh, h, z, b: dh,
+        complex=True,
+    ),
+)
+NONLINEARITIES: dict[str, Nonlinearity] = {f.name: f for f in _ALL}
+"""All nonlinearities by name, for real states."""
 
 _COMPLEX_MODRELU = replace(
     NONLINEARITIES["modrelu"], define=_complex_modrelu, back_=_complex_modrelu_back_, keeps_z=True
@@ -137,5 +176,7 @@ _COMPLEX_MODRELU = replace(
 
 
 def named(name: str, state: Tensor) -> Nonlinearity:
-    """The nonlinearity of this name for states like this one."""
-    return _COMPLEX_MODRELU if name == "modrelu" and state.is_complex() else NONLINEARITIES[name]
+    """Return the nonlinearity of this name for states like this one."""
+    if name == "modrelu" and state.is_complex():
+        return _COMPLEX_MODRELU
+    return NONLINEARITIES[name]

@@ -2,55 +2,77 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from .._precision import in_full_precision
 from .nonlinearities import NONLINEARITIES
-from .transition import mapped
+from .spec import Activation, Request, RolloutSpec
+from .transition import Transition
 
 
-def multiply(q: list[Tensor], h: Tensor) -> Tensor:
-    """$Qh$ for each row of h, from Q, from its factors w, y, d, or as a convolution with a kernel."""
-    if len(q) == 1:
-        return h @ q[0].mT if q[0].dim() == 2 else mapped(h, q[0])
-    w, y, d = q
-    return h * d - (h @ y.conj()) @ w.mT
+def why_not(request: Request) -> str | None:
+    """Return why autograd can't serve, or None if it can."""
+    if request.memory != "store":
+        return f"autograd stores every state, and memory is {request.memory!r}"
+    return None
 
 
 def step(
     x: Tensor,
     h: Tensor,
-    q: list[Tensor],
+    transition: Transition,
     bias: Tensor | None,
     weight: Tensor | None,
-    nonlinearity: str | Callable,
+    nonlinearity: Activation,
 ) -> Tensor:
     """Return the next states."""
-    z = multiply(q, h) + (x if weight is None else mapped(x, weight))
+    if weight is not None:
+        x = transition.map_inputs(x, weight)
+    z = transition.multiply(h) + x
     if callable(nonlinearity):
-        return nonlinearity(z if bias is None else z + bias)
+        if bias is not None:
+            z = z + bias
+        return nonlinearity(z)
     f = NONLINEARITIES[nonlinearity]
-    return f.define(z if bias is None or f.threshold else z + bias, bias)
+    if bias is not None and not f.threshold:
+        z = z + bias
+    return f.define(z, bias)
 
 
 @in_full_precision
 def rollout(
-    x: Tensor, h0: Tensor, q: list[Tensor], bias: Tensor | None, weight: Tensor | None, nonlinearity: str | Callable,
-    sizes: list[int], memory: str, last: bool, steps: int | None = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return the states ``(sum of sizes, N)`` of every step and the last one of each sequence, for x packed by ``sizes``.
+    x: Tensor,
+    h0: Tensor,
+    transition: Transition,
+    bias: Tensor | None,
+    weight: Tensor | None,
+    spec: RolloutSpec,
+) -> tuple[Tensor, Tensor]:
+    """Return the states of every step and each sequence's last state.
 
-    ``steps``, if given, is the number of steps, each with as many rows as ``sizes`` has in one number.
+    Args:
+        x: ``(rows of all steps, ...)``, the inputs.
+        h0: ``(B, ...)``, the first states.
+        transition: the map of the states.
+        bias: added, or the threshold of the nonlinearity, or None.
+        weight: maps the inputs, or None.
+        spec: how it runs.
+
+    Returns:
+        The states like the inputs (none, if only the last are wanted), and the last states like h0.
     """
-    if steps is not None:
-        sizes = sizes * steps
-    h, states, ended = h0, [], []
-    for t, xt in enumerate(x.split(sizes)):
-        ended.append(h[sizes[t] :])
-        h = step(xt, h[: sizes[t]], q, bias, weight, nonlinearity)
+    sizes = spec.every_size
+    h = h0
+    states = []
+    ended = []
+    for xt, size in zip(x.split(sizes), sizes, strict=True):
+        ended.append(h[size:])
+        h = step(xt, h[:size], transition, bias, weight, spec.nonlinearity)
         states.append(h)
-    hn = torch.cat([h, *reversed(ended)]) if any(e.shape[0] for e in ended) else h
-    return torch.cat(states) if states and not last else h0[:0].clone(), hn
+    hn = h
+    if any(rows.shape[0] for rows in ended):
+        hn = torch.cat([h, *reversed(ended)])
+    if not states or spec.last:
+        return h0[:0].clone(), hn
+    return torch.cat(states), hn

@@ -1,4 +1,4 @@
-"""The loop as torch's own ``scan``: a program that is exported so has ATen ops only, and serves every length.
+"""The loop as torch's own ``scan``: an exported program has ATen ops only and serves every length.
 
 ``torch.onnx.export(dynamo=True)`` makes it a Scan node, and AOTInductor a loop.
 """
@@ -12,46 +12,53 @@ from torch import Tensor
 
 from ..._torch import scan, scan_op
 from . import reference
+from .spec import Activation
+from .transition import Transition
 
 
 def rollout(
     x: Tensor,
     h0: Tensor,
-    q: list[Tensor],
+    transition: Transition,
     bias: Tensor | None,
     weight: Tensor | None,
-    nonlinearity: str | Callable,
+    nonlinearity: Activation,
+    *,
     last: bool,
 ) -> tuple[Tensor | None, Tensor]:
-    """Return the states of every step (None if only the last is wanted) and the last states, as :mod:`.reference` defines them.
+    """Return the states of every step and the last states, as :mod:`.reference` defines them.
 
     Args:
         x: ``(T, B, ...)``, the inputs of every step.
         h0: ``(B, ...)``, the first states.
-        q: the transition's tensors.
-        bias: added, or the nonlinearity's threshold, or None.
-        weight: the input map, or None.
+        transition: the map of the states.
+        bias: added, or the threshold of the nonlinearity, or None.
+        weight: maps the inputs, or None.
         nonlinearity: its name, or a function.
-        last: whether only the last states are wanted.
+        last: whether only the last states are wanted. Then the first result is None.
     """
     optional = {"bias": bias, "weight": weight}
     named = {name: value for name, value in optional.items() if value is not None}
+    kind = type(transition)
+    tensors = transition.tensors
+    parts = len(tensors)
 
     def after(h: Tensor, xt: Tensor, *given: Tensor) -> list[Tensor]:
-        rest = dict(zip(named, given[len(q) :], strict=False))
-        made = reference.step(
-            xt, h, [*given[: len(q)]], rest.get("bias"), rest.get("weight"), nonlinearity
-        )
+        q = kind(*given[:parts])
+        rest = dict(zip(named, given[parts:], strict=False))
+        made = reference.step(xt, h, q, rest.get("bias"), rest.get("weight"), nonlinearity)
+        if last:
+            return [made]
         # The outputs of a step may not share memory.
-        return [made] if last else [made, made.clone()]
+        return [made, made.clone()]
 
-    constants = [*q, *named.values()]
+    constants = [*tensors, *named.values()]
     h0 = h0.clone(memory_format=torch.contiguous_format)
     if torch.compiler.is_dynamo_compiling():
         made = _by_name(after, x, h0, constants)
     else:
-        # The public function calls Dynamo, whose cache would fix the sizes of the export before. AOTInductor finds the
-        # sizes that may change only among the arguments.
+        # The public function calls Dynamo, whose cache would fix the sizes of the export before.
+        # AOTInductor finds the sizes that may change only among the arguments.
         sizes = [size for size in h0.shape if isinstance(size, torch.SymInt)]
         made = scan_op(after, [h0], [x], (*constants, *sizes))
     if last:

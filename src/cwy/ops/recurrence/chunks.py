@@ -1,0 +1,443 @@
+r"""The rollout and its adjoint in chunks of steps.
+
+$h_t = f(Q h_{t-1} + x_t + b)$, and backwards $\delta_t = f'(z_t)\,(g_t + Q^H\delta_{t+1})$. The
+gradient of the transition, $\sum_t \delta_t h_{t-1}^H$, is one matrix product over all steps of a
+chunk. The memory mode decides what is kept for the adjoint:
+
+- ``store``: every state (the outputs), and every z if f keeps it. There is one chunk.
+- ``checkpoint``: the states at the start of each of $\sqrt T$ chunks. A chunk is run again before
+  its adjoint.
+- ``reversible``: the last state and one sign bit per unit and step. States are recovered
+  backwards, $h_{t-1} = Q^H(z_t - x_t - b)$.
+
+Sequences of unequal length are packed as torch packs them: step t has ``sizes[t]`` rows, never more
+than the step before.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .convolved import rows_like
+from .nonlinearities import Nonlinearity
+from .steps import Adjoint, Cell, StepLoops
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """One recurrence: its step, the rows of each step, and what is kept.
+
+    Tensors over time are flat, ``(sum of sizes, N)``. Those of a convolution are images,
+    ``(sum of sizes, C, H, W)``.
+
+    Attributes:
+        cell: the step.
+        weight: maps the inputs, or None.
+        sizes: rows of each step.
+        memory: "store", "checkpoint", "reversible", or "nothing" if there is no adjoint.
+        last: whether only the last states are wanted.
+        loops: who runs the steps of a chunk.
+    """
+
+    cell: Cell
+    weight: Tensor | None
+    sizes: list[int]
+    memory: str
+    last: bool
+    loops: StepLoops
+
+    @property
+    def keeps_states(self) -> bool:
+        """Whether states are written."""
+        return keeps_states(self.cell.f, self.memory, self.last)
+
+    def chunks(self) -> list[tuple[int, int]]:
+        """Return the first step of each chunk and the step after it."""
+        steps = len(self.sizes)
+        size = chunk_size(steps, self.memory, self.loops)
+        return [(start, min(start + size, steps)) for start in range(0, steps, max(size, 1))]
+
+    def inputs(self, rows: Tensor) -> Tensor:
+        """Return what is added to Qh, apart from the bias, at each row of x."""
+        if self.weight is None:
+            return rows
+        return self.cell.transition.map_inputs(rows, self.weight)
+
+
+class Results(NamedTuple):
+    """What the forward pass returns and keeps.
+
+    Attributes:
+        states: of every step, or none.
+        hn: the last state of each sequence.
+        kept_z: z of every step ("store"), or its sign bits ("reversible"), or nothing.
+        starts: the states before each chunk ("checkpoint"), or none.
+    """
+
+    states: Tensor
+    hn: Tensor
+    kept_z: Tensor
+    starts: Tensor
+
+
+class Saved(NamedTuple):
+    """What the backward pass reads.
+
+    Attributes:
+        x: the inputs, or None if every state was stored and no weight maps them.
+        h0: the first states.
+        results: of the forward pass.
+    """
+
+    x: Tensor | None
+    h0: Tensor
+    results: Results
+
+
+class Gradients(NamedTuple):
+    """The gradients of all arguments. None where there is no such argument, or none is wanted."""
+
+    x: Tensor
+    h0: Tensor
+    transition: list[Tensor | None]
+    bias: Tensor | None
+    weight: Tensor | None
+
+
+def keeps_states(f: Nonlinearity, memory: str, last: bool) -> bool:
+    """Return whether states are written: if they are wanted, or the adjoint can't do without."""
+    if not last:
+        return True
+    return memory == "store" and not f.keeps_z
+
+
+def chunk_size(steps: int, memory: str, loops: StepLoops) -> int:
+    """Return how many steps a chunk has."""
+    if memory == "store":
+        return steps
+    if memory == "checkpoint":
+        # The number of steps may be a compiler's symbol.
+        return math.ceil(torch.sym_sqrt(steps))
+    return loops.chunk
+
+
+def total(sizes: list[int]) -> int:
+    """Return the sum of sizes that never grow, so that equal ends mean equal sizes."""
+    if sizes and sizes[0] == sizes[-1]:
+        return len(sizes) * sizes[0]
+    return sum(sizes)
+
+
+def forward(x: Tensor, h0: Tensor, rollout: Rollout) -> Results:
+    """Run all steps."""
+    sizes = rollout.sizes
+    states = rows_like(h0, 0)
+    if rollout.keeps_states:
+        states = rows_like(h0, total(sizes))
+    keeper = _Keeper(rollout, h0)
+    ended = []
+    h = h0
+    at = 0
+    for start, stop in rollout.chunks():
+        chunk = sizes[start:stop]
+        rows = slice(at, at + total(chunk))
+        into = None
+        if rollout.keeps_states:
+            into = states[rows]
+        z = keeper.memory_for_z(rows)
+        keeper.begin(h, chunk)
+        end = rollout.loops.run(rollout.cell, chunk, rollout.inputs(x[rows]), h, states=into, z=z)
+        keeper.finish(z)
+        at = rows.stop
+        if stop == len(sizes):
+            ended.append(end)
+        else:
+            ended.append(end[sizes[stop] :])
+            h = end[: sizes[stop]]
+    return Results(states, _joined(ended, h0), keeper.kept_z(), keeper.kept_starts())
+
+
+def _joined(ended: list[Tensor], h0: Tensor) -> Tensor:
+    """Return the last states of all sequences from those that ended in each chunk."""
+    ended = [rows for rows in reversed(ended) if rows.shape[0]]
+    if not ended:
+        return h0.clone()
+    if len(ended) == 1:
+        return ended[0]
+    return torch.cat(ended)
+
+
+class _Keeper:
+    """What the forward pass keeps of z and of the states before each chunk."""
+
+    def __init__(self, rollout: Rollout, h0: Tensor) -> None:
+        keeps_z = rollout.cell.f.keeps_z
+        self._keeps_bits = keeps_z and rollout.memory == "reversible"
+        self._keeps_starts = rollout.memory == "checkpoint"
+        self._like = h0
+        self._bits: list[Tensor] = []
+        self._starts: list[Tensor] = []
+        self._z: Tensor | None = None
+        if keeps_z and rollout.memory == "store":
+            self._z = rows_like(h0, total(rollout.sizes))
+
+    def memory_for_z(self, rows: slice) -> Tensor | None:
+        """Return where z of these rows goes, None if it is not kept."""
+        if self._z is not None:
+            return self._z[rows]
+        if self._keeps_bits:
+            return rows_like(self._like, rows.stop - rows.start)
+        return None
+
+    def begin(self, h: Tensor, chunk: list[int]) -> None:
+        """Keep the states before a chunk."""
+        if self._keeps_starts:
+            self._starts.append(h[: chunk[0]])
+
+    def finish(self, z: Tensor | None) -> None:
+        """Keep z of a chunk that has run."""
+        if self._keeps_bits and z is not None:
+            self._bits.append(_pack(z.signbit()))
+
+    def kept_z(self) -> Tensor:
+        """Return z of every step, or its sign bits, or nothing."""
+        if self._z is not None:
+            return self._z
+        if self._bits:
+            return torch.cat(self._bits)
+        return torch.empty(0, dtype=torch.uint8, device=self._like.device)
+
+    def kept_starts(self) -> Tensor:
+        """Return the states before each chunk, or none."""
+        if self._starts:
+            return torch.cat(self._starts)
+        return rows_like(self._like, 0)
+
+
+def _pack(negative: Tensor) -> Tensor:
+    """Return eight booleans per byte."""
+    flat = negative.reshape(-1).to(torch.uint8)
+    bits = torch.nn.functional.pad(flat, (0, -flat.numel() % 8)).reshape(-1, 8)
+    places = torch.arange(8, dtype=torch.uint8, device=bits.device)
+    return (bits << places).sum(-1, dtype=torch.uint8)
+
+
+def _unpack(packed: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Return the booleans of :func:`_pack` in a shape."""
+    places = torch.arange(8, dtype=torch.uint8, device=packed.device)
+    bits = (packed[:, None] >> places) & 1
+    return bits.reshape(-1)[: math.prod(shape)].reshape(shape).bool()
+
+
+def backward(
+    rollout: Rollout, saved: Saved, grad_states: Tensor | None, grad_last: Tensor | None
+) -> Gradients:
+    """Run the adjoint of all steps.
+
+    Args:
+        rollout: as in the forward pass.
+        saved: its inputs and results.
+        grad_states: gradient of the states, or None.
+        grad_last: gradient of the last state of each sequence, or None.
+    """
+    if not rollout.sizes:
+        return _no_steps(rollout, saved, grad_last)
+    x = saved.x
+    h0 = saved.h0
+    weight = rollout.weight
+    like = h0
+    if x is not None and weight is not None:
+        like = x
+    at = total(rollout.sizes)
+    dx = rows_like(like, at)
+    sums = _Sums()
+    rewind = _Rewind(rollout, saved)
+    carry = h0[:0]
+    for start, stop in reversed(rollout.chunks()):
+        chunk = rollout.sizes[start:stop]
+        size = total(chunk)
+        rows = slice(at - size, at)
+        at = rows.start
+        known = rewind.chunk(chunk, rows)
+        deltas = dx[rows]
+        if weight is not None:
+            deltas = rows_like(h0, size)
+        outside = None
+        if grad_states is not None:
+            outside = grad_states[rows]
+        found = rollout.loops.adjoint(
+            rollout.cell,
+            chunk,
+            grad_states=outside,
+            grad_last=grad_last,
+            carry=carry,
+            deltas=deltas,
+            states=known.states,
+            before=known.before,
+            z=known.z,
+        )
+        carry = found.carry
+        sums.add(found)
+        if weight is not None:
+            assert x is not None
+            dx[rows], more = rollout.cell.transition.map_inputs_back(deltas, x[rows], weight)
+            sums.add_weight(more)
+    return Gradients(dx, carry, sums.transition, sums.bias, sums.weight)
+
+
+def _no_steps(rollout: Rollout, saved: Saved, grad_last: Tensor | None) -> Gradients:
+    """Return the gradients of a recurrence without a step, whose last state is the first."""
+    like = saved.h0
+    if saved.x is not None and rollout.weight is not None:
+        like = saved.x
+    dh0 = grad_last
+    if dh0 is None:
+        dh0 = torch.zeros_like(saved.h0)
+    transition = [_zeros_like(tensor) for tensor in rollout.cell.transition.tensors]
+    dbias = _zeros_like(rollout.cell.bias)
+    return Gradients(rows_like(like, 0), dh0, transition, dbias, _zeros_like(rollout.weight))
+
+
+def _zeros_like(x: Tensor | None) -> Tensor | None:
+    if x is None:
+        return None
+    return torch.zeros_like(x)
+
+
+class _Sums:
+    """The gradients of the constants, added up over chunks."""
+
+    def __init__(self) -> None:
+        self.transition: list[Tensor | None] = []
+        self.bias: Tensor | None = None
+        self.weight: Tensor | None = None
+
+    def add(self, found: Adjoint) -> None:
+        """Add the gradients of the transition and of the bias from a chunk."""
+        self.bias = _added(self.bias, found.bias)
+        if not self.transition:
+            self.transition = list(found.transition)
+            return
+        pairs = zip(self.transition, found.transition, strict=True)
+        self.transition = [_added(sum_, more) for sum_, more in pairs]
+
+    def add_weight(self, more: Tensor) -> None:
+        """Add the gradient of the weight from a chunk."""
+        self.weight = _added(self.weight, more)
+
+
+def _added(sum_: Tensor | None, more: Tensor | None) -> Tensor | None:
+    """Return the sum, in the memory of the first."""
+    if sum_ is None or more is None:
+        return more
+    return sum_.add_(more)
+
+
+class _Known(NamedTuple):
+    """What the adjoint of a chunk reads.
+
+    Attributes:
+        states: of all steps.
+        before: the states before the first step.
+        z: of all steps if f keeps it, or None.
+    """
+
+    states: Tensor
+    before: Tensor
+    z: Tensor | None
+
+
+class _Rewind:
+    """The states of each chunk, from the last chunk to the first."""
+
+    def __init__(self, rollout: Rollout, saved: Saved) -> None:
+        self._rollout = rollout
+        self._saved = saved
+        results = saved.results
+        # The ends of what is left of the sign bits and of the states before each chunk.
+        self._bits_end = results.kept_z.shape[0]
+        self._starts_end = results.starts.shape[0]
+        # The states before the chunk that was recovered last.
+        self._h = saved.h0[:0]
+
+    def chunk(self, sizes: list[int], rows: slice) -> _Known:
+        """Return what is known of a chunk, the one before the chunk of the last call."""
+        if self._rollout.memory == "store":
+            return self._stored(rows)
+        if self._rollout.memory == "checkpoint":
+            return self._run_again(sizes, rows)
+        return self._recovered(sizes, rows)
+
+    def _stored(self, rows: slice) -> _Known:
+        results = self._saved.results
+        if not self._rollout.cell.f.keeps_z:
+            return _Known(results.states[rows], self._saved.h0, None)
+        z = results.kept_z[rows]
+        if self._rollout.keeps_states:
+            return _Known(results.states[rows], self._saved.h0, z)
+        return _Known(self._states_of(z), self._saved.h0, z)
+
+    def _run_again(self, sizes: list[int], rows: slice) -> _Known:
+        h0 = self._saved.h0
+        size = rows.stop - rows.start
+        start = self._starts_end - sizes[0]
+        before = self._saved.results.starts[start : self._starts_end]
+        self._starts_end = start
+        if not self._rollout.cell.f.keeps_z:
+            states = rows_like(h0, size)
+            self._run(sizes, rows, before, states=states, z=None)
+            return _Known(states, before, None)
+        z = rows_like(h0, size)
+        self._run(sizes, rows, before, states=None, z=z)
+        return _Known(self._states_of(z), before, z)
+
+    def _run(
+        self,
+        sizes: list[int],
+        rows: slice,
+        before: Tensor,
+        *,
+        states: Tensor | None,
+        z: Tensor | None,
+    ) -> None:
+        rollout = self._rollout
+        rollout.loops.run(rollout.cell, sizes, self._inputs(rows), before, states=states, z=z)
+
+    def _recovered(self, sizes: list[int], rows: slice) -> _Known:
+        keeps_z = self._rollout.cell.f.keeps_z
+        negative = None
+        if keeps_z:
+            negative = self._negative_of(rows.stop - rows.start)
+        found = self._rollout.loops.recover(
+            self._rollout.cell,
+            sizes,
+            x=self._inputs(rows),
+            h=self._h,
+            hn=self._saved.results.hn,
+            negative=negative,
+        )
+        self._h = found.before
+        if keeps_z:
+            return _Known(self._states_of(found.z), found.before, found.z)
+        return _Known(found.z, found.before, None)
+
+    def _negative_of(self, size: int) -> Tensor:
+        """Return whether z of so many rows is negative."""
+        shape = self._saved.h0.shape[1:]
+        start = self._bits_end - -(-size * shape.numel() // 8)
+        packed = self._saved.results.kept_z[start : self._bits_end]
+        self._bits_end = start
+        return _unpack(packed, (size, *shape))
+
+    def _inputs(self, rows: slice) -> Tensor:
+        assert self._saved.x is not None
+        return self._rollout.inputs(self._saved.x[rows])
+
+    def _states_of(self, z: Tensor) -> Tensor:
+        cell = self._rollout.cell
+        return cell.f.define(z, cell.threshold)

@@ -1,0 +1,426 @@
+"""The loop and its adjoint written by hand, as the op ``cwy::rollout``.
+
+A compiler sees one node and not T of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from ..._torch import below_autograd, dispatch_mode_count, has_storage
+from .._library import define
+from .._precision import in_full_precision
+from . import chunks
+from .chunks import Gradients, Results, Rollout, Saved
+from .convolved import Convolved, rows_like
+from .nonlinearities import NONLINEARITIES, named
+from .spec import Request, RolloutSpec
+from .steps import LOOPS, TORCH, Cell, StepLoops
+from .transition import FixedDiagonal, Formed, LowRank, Transition
+
+
+def why_not(request: Request) -> str | None:
+    """Return why the adjoint written by hand can't serve, or None if it can."""
+    if request.transformed is not None:
+        return request.transformed
+    if request.nonlinearity not in NONLINEARITIES:
+        return "the nonlinearity is a callable, whose derivative only autograd knows"
+    return None
+
+
+def prefers_low_rank(n: int, reflections: int, rows: int) -> bool:
+    """Return whether a training step of ``rows`` states takes fewer operations in low-rank form."""
+    if torch.compiler.is_compiling():
+        # One program serves every length: a choice by the length would be a guard on it. This is
+        # the limit of many rows.
+        return 16 * reflections < 6 * n
+    low_rank = 16 * n * reflections * rows
+    formed = 6 * n * n * rows + 12 * n * n * reflections
+    return low_rank < formed
+
+
+def rollout(
+    x: Tensor,
+    h0: Tensor,
+    transition: Transition,
+    bias: Tensor | None,
+    weight: Tensor | None,
+    spec: RolloutSpec,
+    loops: StepLoops = TORCH,
+) -> tuple[Tensor, Tensor]:
+    """Return the states of every step and each sequence's last state.
+
+    Args:
+        x, h0, transition, bias, weight, spec: as in :func:`.reference.rollout`.
+        loops: who runs the steps of a chunk.
+    """
+    q = transition.tensors
+    given = [t for t in (x, h0, bias, weight, *q) if t is not None]
+    if spec.last and spec.memory == "store":
+        differentiated = torch.is_grad_enabled() and any(t.requires_grad for t in given)
+        if not differentiated:
+            spec = spec.without_backward()
+    if _seen(given):
+        results = _forward_op(x, h0, q, bias, weight, **_op_arguments(spec, loops))
+    else:
+        # An op's call takes apart a list of T sizes, twice, which is longer than a kernel runs.
+        results = _Rollout.apply(x, h0, bias, weight, spec, loops, *q)
+    return results[0], results[1]
+
+
+def _seen(tensors: list[Tensor]) -> bool:
+    """Return whether a compiler, a mode or a kind of tensor must see one op."""
+    if torch.compiler.is_compiling() or dispatch_mode_count() > 0:
+        return True
+    return any(type(t) not in (Tensor, torch.nn.Parameter) for t in tensors)
+
+
+def _op_arguments(spec: RolloutSpec, loops: StepLoops) -> dict[str, Any]:
+    """Return the arguments of the ops that are not tensors."""
+    return {
+        "nonlinearity": spec.nonlinearity,
+        "sizes": spec.sizes,
+        "memory": spec.memory,
+        "last": spec.last,
+        "loops": loops.name,
+        "steps": spec.steps,
+    }
+
+
+def _transition_of(tensors: list[Tensor]) -> Transition:
+    """Return the transition that has these tensors."""
+    if len(tensors) > 1:
+        return LowRank(*tensors)
+    if tensors[0].dim() == 4:
+        return Convolved(*tensors)
+    return Formed(*tensors)
+
+
+def _planned(
+    transition: Transition,
+    bias: Tensor | None,
+    weight: Tensor | None,
+    spec: RolloutSpec,
+    loops: StepLoops,
+) -> Rollout:
+    f = named(spec.nonlinearity, transition.tensors[0])
+    cell = Cell(transition, f, bias)
+    return Rollout(cell, weight, spec.every_size, spec.memory, spec.last, loops)
+
+
+@in_full_precision
+def _run_forward(
+    x: Tensor,
+    h0: Tensor,
+    q: list[Tensor],
+    bias: Tensor | None,
+    weight: Tensor | None,
+    spec: RolloutSpec,
+    loops: StepLoops,
+) -> Results:
+    return chunks.forward(x, h0, _planned(_transition_of(q), bias, weight, spec, loops))
+
+
+@in_full_precision
+def _run_backward(
+    h0: Tensor, rollout: Rollout, saved: Saved, grad_states: Tensor | None, grad_last: Tensor | None
+) -> Gradients:
+    """Run the adjoint in the precision of ``h0``'s device."""
+    return chunks.backward(rollout, saved, grad_states, grad_last)
+
+
+class _Rollout(Function):
+    """The derivative of :func:`_run_forward`."""
+
+    @staticmethod
+    def forward(ctx, x, h0, bias, weight, spec, loops, *q):
+        given = [t for t in (x, h0, bias, weight, *q) if t is not None]
+        with below_autograd():
+            if _seen(given):
+                made = _forward_op(x, h0, list(q), bias, weight, **_op_arguments(spec, loops))
+            else:
+                made = _run_forward(x, h0, list(q), bias, weight, spec, loops)
+        results = Results(*made)
+        # The states stand for x, unless they were not stored or the weight's gradient needs it.
+        # No more is kept of the outputs than the adjoint reads: the caller may drop the others, or
+        # write to them.
+        kept_x = x
+        kept_states = kept_hn = h0.new_empty(0, *h0.shape[1:])
+        if spec.memory == "store":
+            kept_states = results.states
+            if weight is None:
+                kept_x = None
+        if spec.memory == "reversible":
+            kept_hn = results.hn.clone()
+        kept = Results(kept_states, kept_hn, results.kept_z, results.starts)
+        ctx.save_for_backward(kept_x, h0, bias, weight, *kept, *q)
+        ctx.spec = spec
+        ctx.loops = loops
+        ctx.mark_non_differentiable(results.kept_z, results.starts)
+        ctx.set_materialize_grads(False)
+        return tuple(results)
+
+    @staticmethod
+    def backward(ctx, grad_states, grad_last, *_):
+        x, h0, bias, weight, states, hn, kept_z, starts, *q = _saved_tensors(ctx)
+        spec = ctx.spec
+        if grad_states is not None and spec.last and not grad_states.shape[0]:
+            grad_states = None  # only the last states were wanted
+        if grad_states is None and grad_last is None:
+            return None, None, None, None, None, None, *(None for _ in q)
+        saved = Saved(x, h0, Results(states, hn, kept_z, starts))
+        grads = [g for g in (grad_states, grad_last) if g is not None]
+        batched = not all(has_storage(g) for g in grads)
+        if torch.is_grad_enabled() or batched:
+            plan = _planned(_transition_of(q), bias, weight, spec, ctx.loops)
+            found = _differentiable_backward(h0, plan, saved, grad_states, grad_last)
+        elif _seen([*grads, states, h0]):
+            found = _call_backward_op(ctx, saved, q, bias, weight, grad_states, grad_last)
+        else:
+            transition = _transition_of(q)
+            if len(q) > 1 and not ctx.needs_input_grad[-1]:
+                transition = FixedDiagonal(*q)
+            plan = _planned(transition, bias, weight, spec, ctx.loops)
+            found = _run_backward(h0, plan, saved, grad_states, grad_last)
+        return found.x, found.h0, found.bias, found.weight, None, None, *found.transition
+
+
+def _call_backward_op(ctx, saved, q, bias, weight, grad_states, grad_last) -> Gradients:
+    dx, dh0, dbias, dweight, *dq = _backward_op(
+        grad_states,
+        grad_last,
+        saved.x,
+        saved.h0,
+        q,
+        bias,
+        weight,
+        **saved.results._asdict(),
+        **_op_arguments(ctx.spec, ctx.loops),
+    )
+    if bias is None:
+        dbias = None
+    if weight is None:
+        dweight = None
+    return Gradients(dx, dh0, dq, dbias, dweight)
+
+
+def _saved_tensors(ctx) -> tuple[Tensor | None, ...]:
+    """Return what the forward pass saved. Explain it if a caller wrote to its output since."""
+    try:
+        return ctx.saved_tensors
+    except RuntimeError as error:
+        if "inplace" not in str(error):
+            raise
+        raise RuntimeError(
+            "rollout: the backward pass reads the output of the forward pass, which was modified "
+            "by an inplace operation. Write y = 2 * y for y.mul_(2), or change a copy, y.clone(). "
+            "A layer with memory='checkpoint' keeps no output."
+        ) from error
+
+
+@in_full_precision
+def _differentiable_backward(
+    h0: Tensor, rollout: Rollout, saved: Saved, grad_states: Tensor | None, grad_last: Tensor | None
+) -> Gradients:
+    """Run the adjoint out of place, from stored states.
+
+    It can be differentiated again, or take a batch of gradients.
+    """
+    states = saved.results.states
+    if rollout.memory != "store" or not states.shape[0]:
+        raise ValueError(
+            "rollout: a second derivative, or a batch of gradients at once, needs memory='store' "
+            "and, for abs and complex modrelu, output='all'."
+        )
+    transition = rollout.cell.transition
+    delta, carry = _differentiable_deltas(rollout, saved, grad_states, grad_last)
+    sizes = rollout.sizes
+    rows = zip(states.split(sizes), sizes[1:], strict=False)
+    before = torch.cat([h0[: sizes[0]], *(state[:size] for state, size in rows)])
+    dbias = rollout.cell.bias_gradient(delta, states)
+    if dbias is not None:
+        dbias = dbias.sum_to_size(rollout.cell.bias.shape)
+    dx = delta
+    dweight = None
+    if rollout.weight is not None:
+        dx, dweight = transition.map_inputs_back(delta, saved.x, rollout.weight)
+    return Gradients(dx, carry, list(transition.grad(delta, before)), dbias, dweight)
+
+
+def _differentiable_deltas(
+    rollout: Rollout, saved: Saved, grad_states: Tensor | None, grad_last: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Return the deltas of all steps, and the gradient of the first states."""
+    cell = rollout.cell
+    h0 = saved.h0
+    sizes = rollout.sizes
+    states = saved.results.states.split(sizes)
+    z: list[Tensor | None] = [None] * len(sizes)
+    if cell.f.keeps_z:
+        z = list(saved.results.kept_z.split(sizes))
+    if grad_states is None:
+        outside = [torch.zeros_like(state) for state in states]
+    else:
+        outside = grad_states.split(sizes)
+    carry = torch.zeros_like(h0[:0])
+    deltas = []
+    for t in range(len(sizes) - 1, -1, -1):
+        after = carry.shape[0]
+        if grad_last is None:
+            ending = h0.new_zeros(sizes[t] - after, *h0.shape[1:])
+        else:
+            ending = grad_last[after : sizes[t]]
+        arrived = outside[t] + torch.cat([carry, ending])
+        delta = cell.f.back(arrived, states[t], z[t], cell.threshold)
+        carry = cell.transition.multiply_adjoint(delta)
+        deltas.append(delta)
+    return torch.cat(deltas[::-1]), carry
+
+
+def _forward(
+    x, h0, q, bias, weight, *, nonlinearity, sizes, memory, last, loops, steps=None
+) -> Results:
+    spec = RolloutSpec(nonlinearity, sizes, steps, memory, last)
+    return _run_forward(x, h0, q, bias, weight, spec, LOOPS[loops])
+
+
+def _forward_autograd(
+    x, h0, q, bias, weight, *, nonlinearity, sizes, memory, last, loops, steps=None
+):
+    spec = RolloutSpec(nonlinearity, sizes, steps, memory, last)
+    return _Rollout.apply(x, h0, bias, weight, spec, LOOPS[loops], *q)
+
+
+def _forward_fake(
+    x, h0, q, bias, weight, *, nonlinearity, sizes, memory, last, loops, steps=None
+) -> Results:
+    spec = RolloutSpec(nonlinearity, sizes, steps, memory, last)
+    f = named(nonlinearity, q[0])
+    rows = x.shape[0]
+    chunk = chunks.chunk_size(spec.step_count, memory, LOOPS[loops])
+    kept = 0
+    if chunks.keeps_states(f, memory, last):
+        kept = rows
+    kept_z = torch.empty(0, dtype=torch.uint8, device=x.device)
+    if f.keeps_z and memory == "store":
+        kept_z = rows_like(h0, rows)
+    elif f.keeps_z and memory == "reversible":
+        size = _sign_bytes(spec, chunk, h0.shape[1:].numel())
+        kept_z = torch.empty(size, dtype=torch.uint8, device=x.device)
+    starts = 0
+    if memory == "checkpoint":
+        starts = _start_rows(spec, chunk)
+    return Results(rows_like(h0, kept), torch.empty_like(h0), kept_z, rows_like(h0, starts))
+
+
+def _sign_bytes(spec: RolloutSpec, chunk: int, units: int) -> int:
+    """Return how many bytes the sign bits of z take: whole bytes per chunk."""
+    sizes = spec.sizes
+    if spec.steps is None:
+        rows = [sum(sizes[start : start + chunk]) for start in range(0, len(sizes), max(chunk, 1))]
+        return sum(-(-size * units // 8) for size in rows)
+    whole = spec.steps // chunk
+    rest = spec.steps % chunk
+    return whole * -(-chunk * sizes[0] * units // 8) + -(-rest * sizes[0] * units // 8)
+
+
+def _start_rows(spec: RolloutSpec, chunk: int) -> int:
+    """Return how many rows the first steps of all chunks have."""
+    if spec.steps is None:
+        return sum(spec.sizes[:: max(chunk, 1)])
+    return -(-spec.steps // chunk) * spec.sizes[0]
+
+
+def _backward(
+    grad_states,
+    grad_last,
+    x,
+    h0,
+    q,
+    bias,
+    weight,
+    *,
+    states,
+    hn,
+    kept_z,
+    starts,
+    nonlinearity,
+    sizes,
+    memory,
+    last,
+    loops,
+    steps=None,
+) -> list[Tensor]:
+    spec = RolloutSpec(nonlinearity, sizes, steps, memory, last)
+    plan = _planned(_transition_of(q), bias, weight, spec, LOOPS[loops])
+    saved = Saved(x, h0, Results(states, hn, kept_z, starts))
+    found = _run_backward(h0, plan, saved, grad_states, grad_last)
+    constants = [_or_empty(found.bias, h0), _or_empty(found.weight, h0)]
+    return [found.x, found.h0, *constants, *found.transition]
+
+
+def _or_empty(x: Tensor | None, like: Tensor) -> Tensor:
+    """Return the tensor, or an empty one: an op returns no None in a list."""
+    if x is None:
+        return like.new_empty(0)
+    return x
+
+
+def _backward_fake(
+    grad_states,
+    grad_last,
+    x,
+    h0,
+    q,
+    bias,
+    weight,
+    *,
+    states,
+    hn,
+    kept_z,
+    starts,
+    nonlinearity,
+    sizes,
+    memory,
+    last,
+    loops,
+    steps=None,
+) -> list[Tensor]:
+    spec = RolloutSpec(nonlinearity, sizes, steps, memory, last)
+    like = h0
+    if weight is not None:
+        like = x
+    constants = [_or_empty(_gradient_like(one), h0) for one in (bias, weight)]
+    dq = [_gradient_like(one) for one in q]
+    return [rows_like(like, spec.row_count), torch.empty_like(h0), *constants, *dq]
+
+
+def _gradient_like(x: Tensor | None) -> Tensor | None:
+    """Return memory laid out as the gradient of a constant is."""
+    if x is None:
+        return None
+    if x.dim() == 4:
+        return torch.empty_like(x)
+    # Products are laid out row by row.
+    return x.new_empty(x.shape)
+
+
+_TENSORS = "Tensor h0, Tensor[] q, Tensor? bias, Tensor? weight"
+_RESULTS = "Tensor states, Tensor hn, Tensor kept_z, Tensor starts"
+_SPEC = "str nonlinearity, SymInt[] sizes, str memory, bool last, str loops, SymInt? steps=None"
+_forward_op = define(
+    f"rollout(Tensor x, {_TENSORS}, *, {_SPEC}) -> (Tensor, Tensor, Tensor, Tensor)",
+    _forward,
+    _forward_fake,
+    _forward_autograd,
+)
+_backward_op = define(
+    "rollout_backward(Tensor? grad_states, Tensor? grad_last, Tensor? x, "
+    f"{_TENSORS}, *, {_RESULTS}, {_SPEC}) -> Tensor[]",
+    _backward,
+    _backward_fake,
+)
