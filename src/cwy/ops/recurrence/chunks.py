@@ -25,7 +25,7 @@ from torch import Tensor
 
 from .convolved import rows_like
 from .nonlinearities import Nonlinearity
-from .steps import Adjoint, Cell, StepLoops
+from .steps import Adjoint, Cell, Chunk, StepLoops
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,11 +259,11 @@ def backward(
     rewind = _Rewind(rollout, saved)
     carry = h0[:0]
     for start, stop in reversed(rollout.chunks()):
-        chunk = rollout.sizes[start:stop]
-        size = total(chunk)
+        sizes = rollout.sizes[start:stop]
+        size = total(sizes)
         rows = slice(at - size, at)
         at = rows.start
-        known = rewind.chunk(chunk, rows)
+        known = rewind.chunk(sizes, rows)
         deltas = dx[rows]
         if weight is not None:
             deltas = rows_like(h0, size)
@@ -272,14 +272,10 @@ def backward(
             outside = grad_states[rows]
         found = rollout.loops.adjoint(
             rollout.cell,
-            chunk,
-            grad_states=outside,
-            grad_last=grad_last,
-            carry=carry,
-            deltas=deltas,
-            states=known.states,
+            Chunk(sizes, outside, deltas, known.states, known.z),
             before=known.before,
-            z=known.z,
+            carry=carry,
+            grad_last=grad_last,
         )
         carry = found.carry
         sums.add(found)

@@ -14,7 +14,7 @@ from . import torch as torch_backend
 from .nonlinearities import NONLINEARITIES, Nonlinearity
 from .product import product
 from .spec import Request, RolloutSpec
-from .steps import Adjoint, Cell, Recovered, StepLoops, join, previous_states, register
+from .steps import Adjoint, Cell, Chunk, Recovered, StepLoops, join, previous_states, register
 from .tiling import ADJOINT, FORWARD, RECOVER
 from .transition import FixedDiagonal, Formed, LowRank, Transition
 
@@ -131,36 +131,34 @@ class CudaSteps(StepLoops):
     def adjoint(
         self,
         cell: Cell,
-        sizes: list[int],
+        chunk: Chunk,
         *,
-        grad_states: Tensor | None,
-        grad_last: Tensor | None,
-        carry: Tensor,
-        deltas: Tensor,
-        states: Tensor,
         before: Tensor,
-        z: Tensor | None,
+        carry: Tensor,
+        grad_last: Tensor | None,
     ) -> Adjoint:
         q = cell.transition
+        deltas = chunk.deltas
+        batch = chunk.sizes[0]
         tail = None
         if grad_last is not None or carry.shape[0]:
-            tail = join(carry, grad_last, sizes[0])
-        end = deltas.new_empty(sizes[0], deltas.shape[1])
+            tail = join(carry, grad_last, batch)
+        end = deltas.new_empty(batch, deltas.shape[1])
         dbias = None
         if cell.bias is not None:
             dbias = torch.empty_like(end)
-        one = states
-        if z is not None:
-            one = z
+        one = chunk.states
+        if chunk.z is not None:
+            one = chunk.z
         inner = deltas.new_empty(deltas.shape[0], q.reflections or 0)
         _launch(
             ADJOINT,
             q,
             cell.f,
-            sizes,
+            chunk.sizes,
             inner,
             one=one,
-            two=grad_states,
+            two=chunk.grad_states,
             start=tail,
             out=deltas,
             end=end,
@@ -168,8 +166,7 @@ class CudaSteps(StepLoops):
         )
         if dbias is not None:
             dbias = dbias.sum(0)
-        found = _transition_gradient(q, deltas, inner, states, before, sizes)
-        return Adjoint(end, dbias, found)
+        return Adjoint(end, dbias, _transition_gradient(q, chunk, inner, before))
 
     def recover(
         self,
@@ -206,22 +203,18 @@ CUDA = register(CudaSteps())
 
 
 def _transition_gradient(
-    q: Transition,
-    deltas: Tensor,
-    inner: Tensor,
-    states: Tensor,
-    before: Tensor,
-    sizes: list[int],
+    q: Transition, chunk: Chunk, inner: Tensor, before: Tensor
 ) -> tuple[Tensor | None, ...]:
     r"""Return the gradients of the transition's tensors.
 
     In low-rank form ``inner`` is $W^\top\delta$ of each row.
     """
-    rest = states
+    deltas = chunk.deltas
+    rest = chunk.states
     heads = before
-    if sizes[0] != sizes[-1]:
-        rest = states[:0]
-        heads = previous_states(states, before, sizes)
+    if chunk.sizes[0] != chunk.sizes[-1]:
+        rest = chunk.states[:0]
+        heads = previous_states(chunk.states, before, chunk.sizes)
     if isinstance(q, Formed):
         return (product(deltas, rest, heads),)
     assert isinstance(q, LowRank)

@@ -83,11 +83,11 @@ class _Fused(Function):
         else:
             states, hn = ctx.outputs
             wanted = [tensor for tensor in ctx.given if tensor.requires_grad]
-            gradients = (grad_states.reshape(states.shape), grad_last[None])
+            given = (grad_states.reshape(states.shape), grad_last[None])
             with full_precision("cuda"), CUDNN_RNN:
-                found = torch.autograd.grad((states, hn), wanted, gradients, retain_graph=True)
+                found = torch.autograd.grad((states, hn), wanted, given, retain_graph=True)
         left = iter(found)
-        gradients = []
+        gradients: list[Tensor | None] = []
         for tensor in ctx.given:
             if tensor.requires_grad:
                 gradients.append(next(left))

@@ -1,4 +1,4 @@
-r"""The transition from the factors of $Q = (I - U T U^H)\,\mathrm{diag}(s)$: formed, or in low-rank form.
+r"""The transition from factors, $Q = (I - U T U^H)\,\mathrm{diag}(s)$: formed, or in low-rank form.
 
 The backward pass is written by hand: a few products, where autograd has a node for each operation.
 """

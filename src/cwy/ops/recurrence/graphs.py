@@ -65,7 +65,9 @@ def replay(
     device = inputs[0].device
     layouts = [(tensor.shape, tensor.stride(), tensor.dtype, tensor.device) for tensor in inputs]
     # A graph keeps the flag of convolutions that was set when it was captured.
-    flag = of_convolutions() if inputs[0].dim() == 4 else None
+    flag = None
+    if inputs[0].dim() == 4:
+        flag = of_convolutions()
     whole_key = (key, torch.cuda.current_stream(device), flag, *layouts)
     with _lock, torch.cuda.device(device):
         if whole_key not in _graphs:
@@ -75,7 +77,10 @@ def replay(
         _graphs.move_to_end(whole_key)
         results = _graphs[whole_key](*inputs)
         # The next replay, perhaps of another thread, overwrites them.
-        kept = []
-        for result, target in zip(results, into, strict=True):
-            kept.append(result.clone() if target is None else target.copy_(result))
-        return tuple(kept)
+        return tuple(_copied(result, target) for result, target in zip(results, into, strict=True))
+
+
+def _copied(result: Tensor, target: Tensor | None) -> Tensor:
+    if target is None:
+        return result.clone()
+    return target.copy_(result)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -80,40 +81,39 @@ def rollout(
         True
     """
     check_choices("rollout", nonlinearity, output, memory)
-    ends = None
-    if lengths is not None:
-        ends = _checked_lengths(x, h0, lengths)
-    if ends is None or len(ends) == 0:
-        return run(
-            x,
-            h0,
-            transition,
-            bias,
-            nonlinearity,
-            signs=signs,
-            weight=weight,
-            output=output,
-            memory=memory,
-            backend=backend,
-        )
-    assert isinstance(x, Tensor)
-    packed = pack_padded_sequence(x, ends, enforce_sorted=False)
-    order = packed.sorted_indices
-    back = packed.unsorted_indices
-    assert order is not None
-    assert back is not None
-    states, last = run(
-        PackedSequence(packed.data, packed.batch_sizes),
-        h0[order],
-        transition,
-        bias,
-        nonlinearity,
+    serve = functools.partial(
+        run,
+        transition=transition,
+        bias=bias,
+        nonlinearity=nonlinearity,
         signs=signs,
         weight=weight,
         output=output,
         memory=memory,
         backend=backend,
     )
+    if lengths is None:
+        return serve(x, h0)
+    return _run_padded(serve, x, h0, lengths)
+
+
+def _run_padded(
+    serve: Callable[..., tuple[Tensor | PackedSequence | None, Tensor]],
+    x: Tensor | PackedSequence,
+    h0: Tensor,
+    lengths: Tensor,
+) -> tuple[Tensor | PackedSequence | None, Tensor]:
+    """Run sequences of these lengths packed, by ``serve(x, h0)``, and pad the states."""
+    lengths = _checked_lengths(x, h0, lengths)
+    if len(lengths) == 0:
+        return serve(x, h0)
+    assert isinstance(x, Tensor)
+    packed = pack_padded_sequence(x, lengths, enforce_sorted=False)
+    order = packed.sorted_indices
+    back = packed.unsorted_indices
+    assert order is not None
+    assert back is not None
+    states, last = serve(PackedSequence(packed.data, packed.batch_sizes), h0[order])
     if states is not None:
         states = PackedSequence(states.data, packed.batch_sizes, order, back)
         states, _ = pad_packed_sequence(states, total_length=x.shape[0])

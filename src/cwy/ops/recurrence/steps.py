@@ -75,6 +75,24 @@ class Cell:
         return along
 
 
+class Chunk(NamedTuple):
+    """What the adjoint of a chunk reads and writes.
+
+    Attributes:
+        sizes: rows of each step.
+        grad_states: gradient of the states from outside, or None.
+        deltas: where the gradients of z go.
+        states: of all steps.
+        z: of all steps if f keeps it, or None.
+    """
+
+    sizes: list[int]
+    grad_states: Tensor | None
+    deltas: Tensor
+    states: Tensor
+    z: Tensor | None
+
+
 class Adjoint(NamedTuple):
     """What the adjoint of a chunk returns, apart from its deltas.
 
@@ -140,28 +158,20 @@ class StepLoops:
     def adjoint(
         self,
         cell: Cell,
-        sizes: list[int],
+        chunk: Chunk,
         *,
-        grad_states: Tensor | None,
-        grad_last: Tensor | None,
-        carry: Tensor,
-        deltas: Tensor,
-        states: Tensor,
         before: Tensor,
-        z: Tensor | None,
+        carry: Tensor,
+        grad_last: Tensor | None,
     ) -> Adjoint:
         """Write the deltas of all steps.
 
         Args:
             cell: the step.
-            sizes: rows of each step.
-            grad_states: gradient of the states from outside, or None.
-            grad_last: gradient of the last state of each sequence, or None.
-            carry: gradient that comes from the step after the chunk.
-            deltas: where the gradients of z go.
-            states: of all steps.
+            chunk: what is read and written at each step.
             before: the states before the first step.
-            z: of all steps if f keeps it, or None.
+            carry: gradient that comes from the step after the chunk.
+            grad_last: gradient of the last state of each sequence, or None.
         """
         raise NotImplementedError
 
@@ -224,23 +234,19 @@ class TorchSteps(StepLoops):
     def adjoint(
         self,
         cell: Cell,
-        sizes: list[int],
+        chunk: Chunk,
         *,
-        grad_states: Tensor | None,
-        grad_last: Tensor | None,
-        carry: Tensor,
-        deltas: Tensor,
-        states: Tensor,
         before: Tensor,
-        z: Tensor | None,
+        carry: Tensor,
+        grad_last: Tensor | None,
     ) -> Adjoint:
-        chunk = _Chunk(sizes, grad_states, deltas, states, z)
-        if graphs.worth(deltas, sizes):
+        sizes = chunk.sizes
+        if graphs.worth(chunk.deltas, sizes):
             carry = _replay_adjoint(cell, chunk, join(carry, grad_last, sizes[0]))
         else:
             carry = _adjoint(cell, chunk, carry, grad_last)
-        found = _transition_gradient(cell.transition, deltas, states, before, sizes)
-        dbias = cell.bias_gradient(deltas, states)
+        found = _transition_gradient(cell.transition, chunk, before)
+        dbias = cell.bias_gradient(chunk.deltas, chunk.states)
         if dbias is not None:
             assert cell.bias is not None
             dbias = sum_to(dbias, cell.bias.shape)
@@ -310,9 +316,9 @@ def _run(
         if size < h.shape[0]:
             ended.append(h[size:])
         into = before
-        if before is None:
-            assert out is not None
+        if into is None:
             into = out
+        assert into is not None
         step(xt, h[:size], into)
         if added is not None:
             into += added
@@ -365,24 +371,6 @@ def _captured_run(cell: Cell, sizes: list[int]) -> Callable[..., tuple[Tensor, .
     return call
 
 
-class _Chunk(NamedTuple):
-    """What the adjoint of a chunk reads and writes.
-
-    Attributes:
-        sizes: rows of each step.
-        grad_states: gradient of the states from outside, or None.
-        deltas: where the gradients of z go.
-        states: of all steps.
-        z: of all steps if f keeps it, or None.
-    """
-
-    sizes: list[int]
-    grad_states: Tensor | None
-    deltas: Tensor
-    states: Tensor
-    z: Tensor | None
-
-
 def join(carry: Tensor, grad_last: Tensor | None, batch: int) -> Tensor:
     """Return the gradient that reaches the last step of each of ``batch`` sequences.
 
@@ -400,7 +388,7 @@ def join(carry: Tensor, grad_last: Tensor | None, batch: int) -> Tensor:
     return rest
 
 
-def _adjoint(cell: Cell, chunk: _Chunk, carry: Tensor, grad_last: Tensor | None) -> Tensor:
+def _adjoint(cell: Cell, chunk: Chunk, carry: Tensor, grad_last: Tensor | None) -> Tensor:
     """Write the deltas, and return the gradient of the states before the chunk."""
     sizes = chunk.sizes
     deltas = chunk.deltas.split(sizes)
@@ -439,12 +427,12 @@ def _arrive(delta: Tensor, outside: Tensor | None, carry: Tensor, grad_last: Ten
         delta[after:] += grad_last[after : delta.shape[0]]
 
 
-def _replay_adjoint(cell: Cell, chunk: _Chunk, carry: Tensor) -> Tensor:
+def _replay_adjoint(cell: Cell, chunk: Chunk, carry: Tensor) -> Tensor:
     """Run the adjoint of equal steps in blocks, each by a CUDA graph."""
     batch = chunk.sizes[0]
     for start, count in reversed(list(graphs.blocks(len(chunk.sizes)))):
         rows = slice(start * batch, (start + count) * batch)
-        block = _Chunk(
+        block = Chunk(
             sizes=[batch] * count,
             grad_states=_part(chunk.grad_states, rows),
             deltas=chunk.deltas[rows],
@@ -462,7 +450,7 @@ def _replay_adjoint(cell: Cell, chunk: _Chunk, carry: Tensor) -> Tensor:
     return carry
 
 
-def _captured_adjoint(cell: Cell, block: _Chunk) -> Callable[..., tuple[Tensor, ...]]:
+def _captured_adjoint(cell: Cell, block: Chunk) -> Callable[..., tuple[Tensor, ...]]:
     """Return :func:`_adjoint` as a function of tensors only."""
     sizes = block.sizes
     parts = len(cell.constants)
@@ -479,17 +467,15 @@ def _captured_adjoint(cell: Cell, block: _Chunk) -> Callable[..., tuple[Tensor, 
             z = optional.pop()
         inner = cell.with_constants([*given[:parts]])
         deltas = torch.empty_like(states)
-        piece = _Chunk(sizes, outside, deltas, states, z)
+        piece = Chunk(sizes, outside, deltas, states, z)
         return deltas, _adjoint(inner, piece, carry, None)
 
     return call
 
 
-def _transition_gradient(
-    q: Transition, deltas: Tensor, states: Tensor, before: Tensor, sizes: list[int]
-) -> tuple[Tensor | None, ...]:
+def _transition_gradient(q: Transition, chunk: Chunk, before: Tensor) -> tuple[Tensor | None, ...]:
     """Return the gradients of the transition's tensors from all steps of a chunk."""
-    pairs = _deltas_with_previous(deltas, states, before, sizes)
+    pairs = _deltas_with_previous(chunk, before)
     parts = [q.grad(delta, earlier) for delta, earlier in pairs]
     found: list[Tensor | None] = []
     for part in zip(*parts, strict=True):
@@ -500,15 +486,14 @@ def _transition_gradient(
     return tuple(found)
 
 
-def _deltas_with_previous(
-    deltas: Tensor, states: Tensor, before: Tensor, sizes: list[int]
-) -> Iterator[tuple[Tensor, Tensor]]:
+def _deltas_with_previous(chunk: Chunk, before: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield deltas with the states they multiplied, in as few pieces as views allow."""
-    if sizes[0] == sizes[-1]:
-        yield deltas[: sizes[0]], before
-        yield deltas[sizes[0] :], states[: -sizes[0]]
+    first = chunk.sizes[0]
+    if first == chunk.sizes[-1]:
+        yield chunk.deltas[:first], before
+        yield chunk.deltas[first:], chunk.states[:-first]
     else:
-        yield deltas, previous_states(states, before, sizes)
+        yield chunk.deltas, previous_states(chunk.states, before, chunk.sizes)
 
 
 def previous_states(states: Tensor, before: Tensor, sizes: list[int]) -> Tensor:

@@ -25,10 +25,10 @@ NONLINEARITIES = {
 }
 
 # `one` and `two` are read at each step. They are x (FORWARD), states (z for abs) and the gradient
-# from outside (ADJOINT), x and -1 where z is negative, else 1 (RECOVER). `start` is the state before
-# the first step, or the gradient that reaches the last one. `end` is the last state, or the gradient
-# that leaves the first step. Rows of a step begin at `offsets` if lengths differ. Absent tensors
-# are null.
+# from outside (ADJOINT), x and -1 where z is negative, else 1 (RECOVER). `start` is the state
+# before the first step, or the gradient that reaches the last one. `end` is the last state, or the
+# gradient that leaves the first step. Rows of a step begin at `offsets` if lengths differ. Absent
+# tensors are null.
 Tensors = _nvrtc.structure(
     "Tensors",
     one="const float*",

@@ -18,7 +18,7 @@ from . import chunks
 from .chunks import Gradients, Results, Rollout, Saved
 from .convolved import Convolved, rows_like
 from .nonlinearities import NONLINEARITIES, named
-from .spec import Request, RolloutSpec
+from .spec import Request, RolloutSpec, name_of
 from .steps import LOOPS, TORCH, Cell, StepLoops
 from .transition import FixedDiagonal, Formed, LowRank, Transition
 
@@ -107,7 +107,7 @@ def _planned(
     spec: RolloutSpec,
     loops: StepLoops,
 ) -> Rollout:
-    f = named(spec.nonlinearity, transition.tensors[0])
+    f = named(name_of(spec.nonlinearity), transition.tensors[0])
     cell = Cell(transition, f, bias)
     return Rollout(cell, weight, spec.every_size, spec.memory, spec.last, loops)
 
@@ -208,7 +208,7 @@ def _call_backward_op(ctx, saved, q, bias, weight, grad_states, grad_last) -> Gr
     return Gradients(dx, dh0, dq, dbias, dweight)
 
 
-def _saved_tensors(ctx) -> tuple[Tensor | None, ...]:
+def _saved_tensors(ctx) -> tuple[Any, ...]:
     """Return what the forward pass saved. Explain it if a caller wrote to its output since."""
     try:
         return ctx.saved_tensors
@@ -243,10 +243,12 @@ def _differentiable_backward(
     before = torch.cat([h0[: sizes[0]], *(state[:size] for state, size in rows)])
     dbias = rollout.cell.bias_gradient(delta, states)
     if dbias is not None:
+        assert rollout.cell.bias is not None
         dbias = dbias.sum_to_size(rollout.cell.bias.shape)
     dx = delta
     dweight = None
     if rollout.weight is not None:
+        assert saved.x is not None
         dx, dweight = transition.map_inputs_back(delta, saved.x, rollout.weight)
     return Gradients(dx, carry, list(transition.grad(delta, before)), dbias, dweight)
 
@@ -354,7 +356,7 @@ def _backward(
     last,
     loops,
     steps=None,
-) -> list[Tensor]:
+) -> list[Tensor | None]:
     spec = RolloutSpec(nonlinearity, sizes, steps, memory, last)
     plan = _planned(_transition_of(q), bias, weight, spec, LOOPS[loops])
     saved = Saved(x, h0, Results(states, hn, kept_z, starts))
@@ -389,7 +391,7 @@ def _backward_fake(
     last,
     loops,
     steps=None,
-) -> list[Tensor]:
+) -> list[Tensor | None]:
     spec = RolloutSpec(nonlinearity, sizes, steps, memory, last)
     like = h0
     if weight is not None:
