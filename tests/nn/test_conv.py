@@ -13,6 +13,7 @@ from cwy.nn import ConvLSTM, ConvLSTMCell, ConvNERU, ConvNERUCell
 from cwy.nn.conv import FREE
 from cwy.ops import conv_rollout
 from cwy.ops.recurrence.convolved import Convolved
+from cwy.ops.recurrence.steps import TORCH
 
 TALL = [name for name, m in cwy.METHODS.items() if m.kind != "square" and m.real]
 F64 = torch.float64
@@ -117,10 +118,15 @@ def test_the_op_is_well_registered(layout, memory, f):
     x, h0, kernel, weight = (
         torch.randn(size).contiguous(memory_format=layout).requires_grad_() for size in sizes
     )
-    torch.library.opcheck(
-        torch.ops.cwy.rollout.default,
-        (x, h0, [kernel], None, weight, f, [2] * 4, memory, False, "loops"),
-    )
+    options = {
+        "nonlinearity": f,
+        "sizes": [2] * 4,
+        "memory": memory,
+        "last": False,
+        "loops": TORCH.name,
+    }
+    tensors = (x, h0, [kernel], None, weight)
+    torch.library.opcheck(torch.ops.cwy.rollout.default, tensors, options)
 
 
 def test_compiled_images_may_lie_otherwise_than_the_weights():

@@ -126,7 +126,7 @@ class _Recurrent(Settings):
         v, *phase = originals(chain)
         return Reflections(
             v,
-            diagonal=lambda: chart.diagonal(tuple(phase)),
+            signs=lambda: chart.diagonal(tuple(phase)),
             matrix=lambda: getattr(self, name),
         )
 

@@ -53,13 +53,13 @@ def conv_rollout(
         h0: ``(B, C, H, W)``, the first states.
         kernel: ``(C, C, q, q)``, q odd.
         bias: ``(C,)`` or None. For "modrelu" it is the threshold.
-        nonlinearity: "relu", "modrelu", "abs", "leaky_relu", "tanh", "identity"; or a function,
+        nonlinearity: "relu", "modrelu", "abs", "leaky_relu", "tanh", "identity", or a function,
             which takes the slow path.
         weight: ``(C, K, q, q)``, if given, is convolved with x ``(T, B, K, H, W)`` first. With
             memory="checkpoint", a chunk of steps at a time.
         output: "all" states, or only the "last".
-        memory: "store" every state for the backward pass; or "checkpoint" $\sqrt T$ of them and
-            compute the rest again.
+        memory: what is kept for the backward pass. "store" keeps every state. "checkpoint" keeps
+            $\sqrt T$ of them and computes the rest again.
         backend: "auto", or one of those that ``cwy info`` lists.
 
     Returns:
@@ -131,7 +131,6 @@ def _serve(
         device=rows.device.type,
         nonlinearity=name_of(spec.nonlinearity),
         memory=spec.memory,
-        last=spec.last,
         transformed=transformed,
         compiling=torch.compiler.is_compiling(),
     )

@@ -1,6 +1,6 @@
 r"""The transition from factors, $Q = (I - U T U^H)\,\mathrm{diag}(s)$: formed, or in low-rank form.
 
-The backward pass is written by hand: a few products, where autograd has a node for each operation.
+The backward pass is a few products, where autograd has a node for each operation.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class Reflections:
 
     Attributes:
         v: ``(N, L)``, the reflection vectors.
-        diagonal: returns the signs ``(N,)``.
+        signs: returns the signs ``(N,)``.
         matrix: returns Q.
     """
 
     v: Tensor
-    diagonal: Callable[[], Tensor]
+    signs: Callable[[], Tensor]
     matrix: Callable[[], Tensor]
 
 
@@ -65,7 +65,7 @@ def decide(
         is_wide = computed_in(transition.v.dtype) == transition.v.dtype
         if is_wide and not cheaper:
             return Formed(transition.matrix().to(dtype))
-        signs = transition.diagonal()
+        signs = transition.signs()
         transition = wy_factors(transition.v)
     u = transition.u.to(dtype)
     t = transition.t.to(dtype)

@@ -57,7 +57,7 @@ def replay(
         call: a function of tensors that returns tensors.
         key: what the graph depends on, apart from the layout of its inputs.
         inputs: copied into the graph.
-        into: where each result goes. None stands for a new tensor.
+        into: where each result goes. None means a new tensor.
 
     Returns:
         The results.

@@ -49,13 +49,13 @@ def rollout(
     $z_t = Q h_{t-1} + x_t$.
 
     Args:
-        x: ``(T, B, N)``, the inputs of every step; or a packed sequence of them, h0 and the last
-            states in its order.
+        x: ``(T, B, N)``, the inputs of every step, or a packed sequence of them. Then h0 and the
+            last states are in its order.
         h0: ``(B, N)``, the first states.
         transition: Q ``(N, N)``, or the factors of :func:`~cwy.ops.wy_factors`: then the cheaper
             of the two forms is used.
         bias: ``(N,)`` or None.
-        nonlinearity: "modrelu", "abs", "relu", "leaky_relu", "tanh", "identity"; or a function,
+        nonlinearity: "modrelu", "abs", "relu", "leaky_relu", "tanh", "identity", or a function,
             which takes the slow path.
         signs: ``(N,)``, ±1, for factors: $Q = (I - UTU^H)\,\mathrm{diag}(s)$. Complex ones have
             modulus 1.
@@ -64,14 +64,14 @@ def rollout(
         lengths: ``(B,)``, where sequences end. States after that are zero, and no gradient comes
             from there.
         output: "all" states, or only the "last".
-        memory: "store" every state for the backward pass; "checkpoint" $\sqrt T$ of them and
-            compute the rest again; "reversible" ("abs" and "identity"): recover them backwards,
-            from one sign bit per unit and step (if z is exactly 0, its derivative is then that of
-            z > 0).
+        memory: what is kept for the backward pass. "store" keeps every state. "checkpoint" keeps
+            $\sqrt T$ of them and computes the rest again. "reversible" ("abs" and "identity")
+            recovers them backwards, from one sign bit per unit and step. If z is exactly 0, its
+            derivative is then that of z > 0.
         backend: "auto", or one of those that ``cwy info`` lists.
 
     Returns:
-        ``(states, last)``: ``(T, B, N)`` (packed if x is; None for output="last") and ``(B, N)``.
+        ``(states, last)``: ``(T, B, N)`` (packed if x is, None for output="last") and ``(B, N)``.
 
     Example:
         >>> q = cwy_matrix(torch.randn(8, 8))
@@ -181,7 +181,6 @@ def _serve(
         nonlinearity=name_of(spec.nonlinearity),
         reflections=transition.reflections,
         memory=spec.memory,
-        last=spec.last,
         equal_lengths=not sizes or sizes[0] == sizes[-1],
         transformed=dispatch.why_only_autograd(rows, h0, *transition.tensors, bias, weight),
         compiling=torch.compiler.is_compiling(),

@@ -12,7 +12,7 @@ from torch import Tensor
 from .nonlinearities import NONLINEARITIES
 
 MEMORY = ("store", "checkpoint", "reversible")
-"""What is kept for the backward pass: every state, some of them, or signs."""
+"""What is kept for the backward pass: every state, some of them, or sign bits."""
 OUTPUT = ("all", "last")
 """Which states are returned."""
 
@@ -32,7 +32,6 @@ class Request(NamedTuple):
         nonlinearity: its name, "callable" for a function.
         reflections: L of a transition in low-rank form, None if Q is formed.
         memory: one of :data:`MEMORY`.
-        last: whether only the last states are wanted.
         equal_lengths: whether all sequences have as many steps.
         transformed: why torch itself must differentiate, or None.
         compiling: whether a compiler or exporter is tracing.
@@ -47,7 +46,6 @@ class Request(NamedTuple):
     nonlinearity: str
     reflections: int | None = None
     memory: str = "store"
-    last: bool = False
     equal_lengths: bool = True
     transformed: str | None = None
     compiling: bool = False
@@ -113,7 +111,7 @@ class RolloutSpec:
 def equal_steps(x: Tensor) -> StepSizes:
     """Return the sizes of the steps of ``x (T, B, ...)``.
 
-    Under a compiler, T is one number. A list of T numbers would be a new program for each T.
+    A list of T numbers would be a new program for each T. A compiler gets T as one number.
     """
     if torch.compiler.is_compiling():
         return StepSizes([x.shape[1]], x.shape[0])

@@ -68,7 +68,7 @@ class Cell:
             return None
         along = deltas
         if self.f.threshold:
-            # Along the phase of h, modReLU has derivative 1.
+            # modReLU has derivative 1 along the phase of h.
             along = torch.sgn(states).conj() * deltas
         if along.is_complex() and not self.bias.is_complex():
             return along.real
@@ -498,7 +498,5 @@ def _deltas_with_previous(chunk: Chunk, before: Tensor) -> Iterator[tuple[Tensor
 
 def previous_states(states: Tensor, before: Tensor, sizes: list[int]) -> Tensor:
     """Return the state that each row of a chunk came from."""
-    if sizes[0] == sizes[-1]:
-        return torch.cat([before, states[: -sizes[0]]])
     rows = zip(states.split(sizes), sizes[1:], strict=False)
     return torch.cat([before, *(state[:size] for state, size in rows)])

@@ -1,4 +1,4 @@
-"""The loop and its adjoint written by hand, as the op ``cwy::rollout``.
+"""The loop and its analytic adjoint, as the op ``cwy::rollout``.
 
 A compiler sees one node and not T of them.
 """
@@ -24,7 +24,7 @@ from .transition import FixedDiagonal, Formed, LowRank, Transition
 
 
 def why_not(request: Request) -> str | None:
-    """Return why the adjoint written by hand can't serve, or None if it can."""
+    """Return why the analytic adjoint can't serve, or None if it can."""
     if request.transformed is not None:
         return request.transformed
     if request.nonlinearity not in NONLINEARITIES:
@@ -345,8 +345,8 @@ def _backward(
     q,
     bias,
     weight,
-    *,
     states,
+    *,
     hn,
     kept_z,
     starts,
@@ -380,8 +380,8 @@ def _backward_fake(
     q,
     bias,
     weight,
-    *,
     states,
+    *,
     hn,
     kept_z,
     starts,
@@ -412,7 +412,7 @@ def _gradient_like(x: Tensor | None) -> Tensor | None:
 
 
 _TENSORS = "Tensor h0, Tensor[] q, Tensor? bias, Tensor? weight"
-_RESULTS = "Tensor states, Tensor hn, Tensor kept_z, Tensor starts"
+_RESULTS = "Tensor states, *, Tensor hn, Tensor kept_z, Tensor starts"
 _SPEC = "str nonlinearity, SymInt[] sizes, str memory, bool last, str loops, SymInt? steps=None"
 _forward_op = define(
     f"rollout(Tensor x, {_TENSORS}, *, {_SPEC}) -> (Tensor, Tensor, Tensor, Tensor)",
@@ -422,7 +422,7 @@ _forward_op = define(
 )
 _backward_op = define(
     "rollout_backward(Tensor? grad_states, Tensor? grad_last, Tensor? x, "
-    f"{_TENSORS}, *, {_RESULTS}, {_SPEC}) -> Tensor[]",
+    f"{_TENSORS}, {_RESULTS}, {_SPEC}) -> Tensor[]",
     _backward,
     _backward_fake,
 )
