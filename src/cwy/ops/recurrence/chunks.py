@@ -17,7 +17,6 @@ than the step before.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -28,8 +27,7 @@ from .nonlinearities import Nonlinearity
 from .steps import Adjoint, Cell, Chunk, StepLoops
 
 
-@dataclass(frozen=True, slots=True)
-class Rollout:
+class Rollout(NamedTuple):
     """One recurrence: its step, the rows of each step, and what is kept.
 
     Tensors over time are flat, ``(sum of sizes, N)``. Those of a convolution are images,
@@ -136,9 +134,10 @@ def total(sizes: list[int]) -> int:
 def forward(x: Tensor, h0: Tensor, rollout: Rollout) -> Results:
     """Run all steps."""
     sizes = rollout.sizes
-    states = rows_like(h0, 0)
+    kept_rows = 0
     if rollout.keeps_states:
-        states = rows_like(h0, total(sizes))
+        kept_rows = total(sizes)
+    states = rows_like(h0, kept_rows)
     keeper = _Keeper(rollout, h0)
     ended = []
     h = h0
@@ -147,7 +146,7 @@ def forward(x: Tensor, h0: Tensor, rollout: Rollout) -> Results:
         chunk = sizes[start:stop]
         rows = slice(at, at + total(chunk))
         into = None
-        if rollout.keeps_states:
+        if kept_rows:
             into = states[rows]
         z = keeper.memory_for_z(rows)
         keeper.begin(h, chunk)

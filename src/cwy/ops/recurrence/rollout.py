@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -81,43 +80,51 @@ def rollout(
         True
     """
     check_choices("rollout", nonlinearity, output, memory)
-    serve = functools.partial(
-        run,
-        transition=transition,
-        bias=bias,
-        nonlinearity=nonlinearity,
+    packed = None
+    if lengths is not None:
+        packed = _pack(x, h0, lengths)
+    given = x
+    if packed is not None:
+        given = PackedSequence(packed.data, packed.batch_sizes)
+        h0 = h0[packed.sorted_indices]
+    states, last = run(
+        given,
+        h0,
+        transition,
+        bias,
+        nonlinearity,
         signs=signs,
         weight=weight,
         output=output,
         memory=memory,
         backend=backend,
     )
-    if lengths is None:
-        return serve(x, h0)
-    return _run_padded(serve, x, h0, lengths)
+    if packed is None:
+        return states, last
+    assert isinstance(x, Tensor)
+    return _pad(states, packed, x.shape[0]), last[packed.unsorted_indices]
 
 
-def _run_padded(
-    serve: Callable[..., tuple[Tensor | PackedSequence | None, Tensor]],
-    x: Tensor | PackedSequence,
-    h0: Tensor,
-    lengths: Tensor,
-) -> tuple[Tensor | PackedSequence | None, Tensor]:
-    """Run sequences of these lengths packed, by ``serve(x, h0)``, and pad the states."""
+def _pack(x: Tensor | PackedSequence, h0: Tensor, lengths: Tensor) -> PackedSequence | None:
+    """Return sequences of these lengths packed, longest first, or None if there are none."""
     lengths = _checked_lengths(x, h0, lengths)
     if len(lengths) == 0:
-        return serve(x, h0)
+        return None
     assert isinstance(x, Tensor)
-    packed = pack_padded_sequence(x, lengths, enforce_sorted=False)
-    order = packed.sorted_indices
-    back = packed.unsorted_indices
-    assert order is not None
-    assert back is not None
-    states, last = serve(PackedSequence(packed.data, packed.batch_sizes), h0[order])
-    if states is not None:
-        states = PackedSequence(states.data, packed.batch_sizes, order, back)
-        states, _ = pad_packed_sequence(states, total_length=x.shape[0])
-    return states, last[back]
+    return pack_padded_sequence(x, lengths, enforce_sorted=False)
+
+
+def _pad(
+    states: Tensor | PackedSequence | None, packed: PackedSequence, steps: int
+) -> Tensor | None:
+    """Return states ``(T, B, N)`` in the order before :func:`_pack`."""
+    if states is None:
+        return None
+    ordered = PackedSequence(
+        states.data, packed.batch_sizes, packed.sorted_indices, packed.unsorted_indices
+    )
+    padded, _ = pad_packed_sequence(ordered, total_length=steps)
+    return padded
 
 
 def run(
@@ -225,8 +232,10 @@ def _checked_inputs(
     _check_constant("bias", bias, (n,), n)
     _check_constant("signs", signs, (n,), n)
     _check_constant("weight", weight, (n, rows.shape[-1]), n)
-    _check_transition_type(transition)
-    _check_devices(rows, h0, transition, bias, signs, weight)
+    first, last = _transition_tensors(transition)
+    _check_devices(
+        x=rows, h0=h0, transition=first, factor_t=last, bias=bias, signs=signs, weight=weight
+    )
     columns = n
     if weight is not None:
         columns = weight.shape[-1]
@@ -312,43 +321,22 @@ def _check_constant(name: str, value: Tensor | None, shape: tuple[int, ...], n: 
         )
 
 
-def _check_transition_type(transition: Tensor | WY | Reflections) -> None:
-    """Raise unless a transition is a matrix, or factors that are tensors."""
-    tensors = _transition_tensors(transition)
-    if not all(isinstance(tensor, Tensor) for tensor in tensors):
+def _transition_tensors(transition: Tensor | WY | Reflections) -> tuple[Tensor, Tensor]:
+    """Return the first and the last tensor of a transition. Raise unless they are tensors."""
+    if isinstance(transition, WY):
+        first, last = transition
+    else:
+        first = last = first_tensor(transition)
+    if not (isinstance(first, Tensor) and isinstance(last, Tensor)):
         raise TypeError(
             "rollout: transition must be a matrix, or what wy_factors returns, "
             f"got {type(transition).__name__}."
         )
+    return first, last
 
 
-def _transition_tensors(transition: Tensor | WY | Reflections) -> tuple[Tensor, Tensor]:
-    """Return the first and the last tensor of a transition."""
-    if isinstance(transition, WY):
-        return transition.u, transition.t
-    first = first_tensor(transition)
-    return first, first
-
-
-def _check_devices(
-    rows: Tensor,
-    h0: Tensor,
-    transition: Tensor | WY | Reflections,
-    bias: Tensor | None,
-    signs: Tensor | None,
-    weight: Tensor | None,
-) -> None:
+def _check_devices(**tensors: Tensor | None) -> None:
     """Raise unless all tensors are on one device."""
-    first, last = _transition_tensors(transition)
-    tensors = {
-        "x": rows,
-        "h0": h0,
-        "transition": first,
-        "factor_t": last,
-        "bias": bias,
-        "signs": signs,
-        "weight": weight,
-    }
     places = {name: tensor.device for name, tensor in tensors.items() if tensor is not None}
     if len(set(places.values())) > 1:
         got = ", ".join(f"{name} on {place}" for name, place in places.items())

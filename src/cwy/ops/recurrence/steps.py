@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -19,8 +18,7 @@ from .nonlinearities import Nonlinearity
 from .transition import Transition, sum_to
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
+class Cell(NamedTuple):
     """One step, $h = f(Qh + x + b)$.
 
     Attributes:

@@ -141,10 +141,10 @@ class _Rollout(Function):
         given = [t for t in (x, h0, bias, weight, *q) if t is not None]
         with below_autograd():
             if _seen(given):
-                made = _forward_op(x, h0, list(q), bias, weight, **_op_arguments(spec, loops))
+                arguments = _op_arguments(spec, loops)
+                results = Results(*_forward_op(x, h0, list(q), bias, weight, **arguments))
             else:
-                made = _run_forward(x, h0, list(q), bias, weight, spec, loops)
-        results = Results(*made)
+                results = _run_forward(x, h0, list(q), bias, weight, spec, loops)
         # The states stand for x, unless they were not stored or the weight's gradient needs it.
         # No more is kept of the outputs than the adjoint reads: the caller may drop the others, or
         # write to them.
@@ -156,7 +156,7 @@ class _Rollout(Function):
                 kept_x = None
         if spec.memory == "reversible":
             kept_hn = results.hn.clone()
-        kept = Results(kept_states, kept_hn, results.kept_z, results.starts)
+        kept = (kept_states, kept_hn, results.kept_z, results.starts)
         ctx.save_for_backward(kept_x, h0, bias, weight, *kept, *q)
         ctx.spec = spec
         ctx.loops = loops
