@@ -8,9 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.autograd import gradcheck, gradgradcheck
 
+from cwy.nn import OrthogonalRNN
 from cwy.ops import WY, cwy_matrix, rollout, wy_factors
+from cwy.ops.recurrence import factors as forms
 from cwy.ops.recurrence.nonlinearities import NONLINEARITIES
 from cwy.ops.recurrence.steps import TORCH
+from cwy.ops.recurrence.transition import Formed, LowRank
 from cwy.testing import assert_as_close
 from tests.helpers.recurrence import double, problem, run
 
@@ -166,6 +169,23 @@ def test_a_transition_formed_from_factors_is_rounded_once(device):
         torch.eye(n, dtype=torch.float64, device=device) - u.double() @ t.double() @ u.double().mT
     ) * signs.double()
     assert (q[:n].mT - truth).abs().max() <= torch.finfo(torch.float32).eps / 2
+
+
+@pytest.mark.parametrize(("reflections", "form"), [(1, LowRank), (8, Formed)])
+def test_a_layer_decides_once_between_the_forms(reflections, form, monkeypatch):
+    questions = []
+    answer = forms.factors_are_cheaper
+
+    def ask(*question):
+        questions.append(answer(*question))
+        return questions[-1]
+
+    monkeypatch.setattr(forms, "factors_are_cheaper", ask)
+    layer = OrthogonalRNN(3, 8, reflections=reflections)
+    layer(torch.randn(40, 2, 3))
+    assert questions == [form is LowRank]
+    transition = forms.decide(wy_factors(torch.randn(8, reflections)), None, 80, torch.float32)
+    assert type(transition) is form
 
 
 @pytest.mark.parametrize("learnt", [False, True])
