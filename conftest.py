@@ -21,7 +21,8 @@ collect_ignore_glob = ["tests/users/*"]
 # Workers share the cores.
 torch.set_num_threads(1)
 
-# A shell starts what runs in the background with Ctrl-C ignored, and children inherit that; tests send it to them.
+# A shell starts what runs in the background with Ctrl-C ignored, and children inherit that; tests
+# send it to them.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

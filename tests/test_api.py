@@ -293,7 +293,9 @@ def trained(layer):
 
 @pytest.mark.parametrize(("n", "reflections"), [(6, 3), (12, 3), (9, 8), (40, 8)])
 def test_few_reflections_with_signs_are_found_again(n, reflections):
-    """A start at the identity has signs; what is trained from there survives bake and a new constraint."""
+    """A start at the identity has signs; what is trained from there survives bake and a new
+    constraint.
+    """
     layer = trained(linear(n, init="identity", reflections=reflections))
     weight = layer.weight.detach().clone()
     layer.weight = weight

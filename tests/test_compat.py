@@ -1,4 +1,6 @@
-"""Code written for torch's own ``orthogonal`` runs on this library, and other names for its methods are understood."""
+"""Code written for torch's own ``orthogonal`` runs on this library, and other names for its methods
+are understood.
+"""
 
 import copy
 import sys
@@ -43,10 +45,16 @@ def test_a_weight_starts_where_torch_would_start_it(shape, name, trivialized, dt
     assert cwy.orthogonality_error(ours.weight) <= 1e-12
 
 
-@pytest.mark.parametrize(("name", "trivialized", "method"), [
-    (None, True, "cwy"), ("householder", True, "cwy"), ("cayley", True, "scornn"),
-    ("matrix_exp", True, "dtriv"), ("matrix_exp", False, "exprnn"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "trivialized", "method"),
+    [
+        (None, True, "cwy"),
+        ("householder", True, "cwy"),
+        ("cayley", True, "scornn"),
+        ("matrix_exp", True, "dtriv"),
+        ("matrix_exp", False, "exprnn"),
+    ],
+)
 def test_torchs_maps_are_translated(name, trivialized, method):
     layer = cwy.compat.orthogonal(nn.Linear(4, 4), "weight", name, use_trivialization=trivialized)
     assert type(layer.parametrizations.weight[0]) is cwy.METHODS[method].build
@@ -59,9 +67,14 @@ def test_half_precision_and_meta_weights():
     assert cwy.compat.orthogonal(nn.Linear(6, 6, device="meta")).weight.is_meta
 
 
-@pytest.mark.parametrize(("arguments", "message"), [
-    (["weight", "cwy"], "cwy.orthogonal"), (["wait"], "wait"), (["bias"], "must be a matrix"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["weight", "cwy"], "cwy.orthogonal"),
+        (["wait"], "wait"),
+        (["bias"], "must be a matrix"),
+    ],
+)
 def test_mistakes_are_refused(arguments, message):
     layer = nn.Linear(4, 4)
     with pytest.raises(ValueError, match=message):
@@ -102,9 +115,16 @@ def test_a_foreign_module_runs_on_cwy_only_inside_the_context():
         sys.modules.pop("late", None)
 
 
-@pytest.mark.parametrize(("name", "method"), [
-    ("cayley", "scornn"), ("matrix_exp", "exprnn"), ("expm", "exprnn"), ("householder", "hr"), ("Cayley", "scornn"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [
+        ("cayley", "scornn"),
+        ("matrix_exp", "exprnn"),
+        ("expm", "exprnn"),
+        ("householder", "hr"),
+        ("Cayley", "scornn"),
+    ],
+)
 def test_other_libraries_names_of_a_method_name_ours(name, method):
     with pytest.raises(ValueError, match=f"Did you mean '{method}'"):
         cwy.orthogonal(nn.Linear(4, 4), method=name)

@@ -1,4 +1,6 @@
-"""What the documentation says is true: its examples run, its table is whole, no public name is without words."""
+"""What the documentation says is true: its examples run, its table is whole, no public name is
+without words.
+"""
 
 import inspect
 import re

@@ -77,5 +77,8 @@ def test_a_device_or_dtype_that_nobody_has_is_refused(given, named):
 
 
 def test_it_needs_torch_alone():
-    code = "import sys, cwy.info; cwy.info.gather(); print({'typer', 'rich', 'matplotlib'} & set(sys.modules))"
+    code = (
+        "import sys, cwy.info; cwy.info.gather(); "
+        "print({'typer', 'rich', 'matplotlib'} & set(sys.modules))"
+    )
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "set()\n"

@@ -1,4 +1,6 @@
-"""What users install: a typed wheel, an sdist that has its tests, extras that mean what README states."""
+"""What users install: a typed wheel, an sdist that has its tests, extras that mean what README
+states.
+"""
 
 import ast
 import email
@@ -54,7 +56,9 @@ def built(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def installed(built, tmp_path_factory):
-    """The interpreter of a fresh environment that has the wheel, and reaches the packages of this one."""
+    """The interpreter of a fresh environment that has the wheel, and reaches the packages of this
+    one.
+    """
     home = tmp_path_factory.mktemp("environment")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(home)], check=True)
     scheme = {"base": str(home), "platbase": str(home)}

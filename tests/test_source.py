@@ -46,8 +46,16 @@ def test_nothing_runs_what_is_read():
 
 @pytest.mark.parametrize(
     "source",
-    ["import pickle", "from pickle import loads", "eval(x)", "torch.load(f)", "torch.load(f, weights_only=False)",
-     "subprocess.run(line, shell=True)", "np.load(f, allow_pickle=True)", "yaml.load(f)"],
-)  # fmt: skip
+    [
+        "import pickle",
+        "from pickle import loads",
+        "eval(x)",
+        "torch.load(f)",
+        "torch.load(f, weights_only=False)",
+        "subprocess.run(line, shell=True)",
+        "np.load(f, allow_pickle=True)",
+        "yaml.load(f)",
+    ],
+)
 def test_and_would_be_found_out(source):
     assert list(problems(source))

@@ -68,7 +68,7 @@ backward_number: Callable[[], int] = torch._C._current_graph_task_id
 
 
 def saved_tensors_are_packed() -> bool:
-    """Return whether hooks see each tensor that is saved for a backward pass, as in a checkpoint."""
+    """Return whether hooks see the tensors that are saved for backward, as in a checkpoint."""
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 

@@ -1,7 +1,8 @@
 """Many layers at once: one batched call computes all weights of a kind, forward and backward.
 
-A small matrix does not fill a GPU, and each layer launches its own kernels. Here the free parameters of
-layers of one kind are stacked, the map is called once, and each layer takes its slice.
+A small matrix does not fill a GPU, and each layer launches its own kernels. Here the free
+parameters of layers of one kind are stacked, the map is called once, and each layer takes its
+slice.
 """
 
 from __future__ import annotations
@@ -32,12 +33,13 @@ Where = type[nn.Module] | tuple[type[nn.Module], ...] | str | Callable[[str, nn.
 class together:
     """Compute all constrained weights of one kind in one batched call, inside a ``with`` block.
 
-    Weights are of one kind if their method, shape, dtype and device are the same. Other weights, and
-    layers outside of ``model``, are computed one at a time, as without the block. Results equal those of
-    single layers to rounding. Backward passes may run inside the block, after it, and several times.
+    Weights are of one kind if their method, shape, dtype and device are the same. Other weights,
+    and layers outside of ``model``, are computed one at a time, as without the block. Results equal
+    those of single layers to rounding. Backward passes may run inside the block, after it, and
+    several times. They have no second derivative.
 
-    A parameter that changes inside the block, as by an optimizer, is noticed: the weights are computed
-    again. Under ``torch.compile`` and ``torch.func`` transforms, and for parameters of FSDP2, the layers
+    If a parameter changes inside the block, as by an optimizer, the weights are computed again.
+    Under ``torch.compile`` and ``torch.func`` transforms, and for parameters of FSDP2, the layers
     compute their weights one at a time.
 
     Args:
@@ -91,7 +93,8 @@ def constrain(
         What it did: a :class:`~cwy.parametrizations.constraints.Constraint` for each layer.
 
     Example:
-        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8))
+        >>> layers = [torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8)]
+        >>> model = torch.nn.Sequential(*layers)
         >>> done = constrain(model, torch.nn.Linear, reflections=4)
         >>> [str(one.map) for one in done]
         ['CWY(n=8, m=8, reflections=4)', 'CWY(n=8, m=8, reflections=4)']
@@ -108,8 +111,8 @@ def constrain(
             )
         if not isinstance(getattr(layer, name, None), Tensor):
             raise ValueError(
-                f"constrain: {path or 'the model'}, a {type(layer).__name__}, has no tensor {name!r}. "
-                "Pass name=, or exclude it by where."
+                f"constrain: {path or 'the model'}, a {type(layer).__name__}, "
+                f"has no tensor {name!r}. Pass name=, or exclude it by where."
             )
     for layer in chosen.values():
         orthogonal(layer, name, **options)
@@ -150,8 +153,8 @@ def _predicate(where: Where) -> Callable[[str, nn.Module], bool]:
     if callable(where):
         return where
     raise TypeError(
-        "constrain: where must be a module type, a pattern of names or a function of name and module, "
-        f"got {type(where).__name__}."
+        "constrain: where must be a module type, a pattern of names "
+        f"or a function of name and module, got {type(where).__name__}."
     )
 
 
@@ -263,7 +266,9 @@ class _Stack:
         weights = []
         for member, matrix in zip(self._members, slices, strict=True):
             kernel = member.map.kernel
-            weights.append(matrix if kernel is None else matrix.reshape(kernel))
+            if kernel is not None:
+                matrix = matrix.reshape(kernel)
+            weights.append(matrix)
         versions = [_versions(member.map, member.free) for member in self._members]
         return _Computed(tuple(weights), versions)
 
@@ -290,8 +295,8 @@ class _Stack:
 class _Together(Function):
     """All weights of a stack, as a function of all of its free parameters.
 
-    The tensors that its backward pass takes are attributes, not saved tensors, so that several backward
-    passes may go through it, as gradient accumulation and checkpointing do.
+    The tensors that its backward pass takes are attributes, not saved tensors. So several backward
+    passes may go through it, as in gradient accumulation and checkpointing.
     """
 
     @staticmethod
@@ -324,7 +329,7 @@ class _Together(Function):
 
 
 def _versions(chart: OrthogonalMap, free: tuple[Tensor, ...]) -> tuple[int, ...]:
-    """Return numbers that change when a parameter or a state is written to, or gets other memory."""
+    """Return numbers that change when a parameter or a state is written to."""
     states = [chart._buffers.get(name) for name in chart.stacked_buffers or ()]
     numbers = []
     for x in (*free, *states):
@@ -334,7 +339,7 @@ def _versions(chart: OrthogonalMap, free: tuple[Tensor, ...]) -> tuple[int, ...]
 
 
 def _stacks(model: nn.Module) -> list[_Stack]:
-    """Return a stack for each kind of weight that several layers have, and no block serves already."""
+    """Return a stack for each kind of weight that several layers have and no block serves."""
     kinds: dict[tuple[Any, ...], list[Constraint]] = {}
     for constraint in named_constraints(model):
         kind = _kind(constraint)
@@ -344,7 +349,7 @@ def _stacks(model: nn.Module) -> list[_Stack]:
 
 
 def _kind(constraint: Constraint) -> tuple[Any, ...] | None:
-    """Return what weights must have in common to be computed at once, or None if it takes no part."""
+    """Return what weights of one kind have in common, or None if the weight takes no part."""
     chart = constraint.map
     if chart.stacked_buffers is None:
         return None

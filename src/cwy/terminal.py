@@ -1,6 +1,6 @@
 """Functions that all commands share.
 
-Commands report mistakes in one line, try folders before any work is done, and go on when nobody reads
+Commands report mistakes in one line, try folders first, and go on when nobody reads
 their output any more.
 """
 

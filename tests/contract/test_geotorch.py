@@ -1,6 +1,7 @@
 """What code written for geotorch relies on, for every map: the same properties, in our names.
 
-A map is a module that can be registered by hand, assigned to, sampled, cached and removed, and manifolds refuse what is
+A map is a module that can be registered by hand, assigned to, sampled, cached and removed, and
+manifolds refuse what is
 not on them.
 """
 

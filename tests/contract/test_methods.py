@@ -185,7 +185,8 @@ def test_export(name, size, dtype):
 
 @one_shape
 def test_functional_call_and_ensembles(name, size, dtype):
-    # parametrize gives every layer a class of its own, and torch stacks modules of one class: so, inside a model.
+    # parametrize gives every layer a class of its own, and torch stacks modules of one class: so,
+    # inside a model.
     layers, x = [nn.Sequential(make(name, size, dtype)) for _ in range(3)], data(size, dtype)
     state = layers[1].state_dict()
     assert torch.equal(functional_call(layers[0], state, (x,)), layers[1](x))
@@ -206,7 +207,8 @@ def test_weight_decay_keeps_it_orthogonal(name, size, dtype):
 def test_half_and_double(name, size, dtype):
     layer = make(name, size, dtype)
     if dtype.is_complex:
-        # .half() and .float() leave complex parameters alone; real angles beside them must not spoil the weight.
+        # .half() and .float() leave complex parameters alone; real angles beside them must not
+        # spoil the weight.
         for moved in (copy.deepcopy(layer).half(), copy.deepcopy(layer).float()):
             assert moved.weight.dtype == dtype
             assert cwy.orthogonality_error(moved.weight) <= 1e-12
@@ -253,7 +255,9 @@ def test_meta_then_materialise(name, size, dtype):
 
 
 def test_the_torch_bug_that_bake_avoids():
-    """After deepcopy, torch's own removal from one copy breaks the other. When this fails, torch has mended it."""
+    """After deepcopy, torch's own removal from one copy breaks the other. When this fails, torch
+    has mended it.
+    """
     layer = make("cwy", (4, 4), torch.float64)
     twin = copy.deepcopy(layer)
     parametrize.remove_parametrizations(layer, "weight")

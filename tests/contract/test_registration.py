@@ -30,7 +30,8 @@ def test_a_transfer_gives_the_weight_and_leaves_the_source_alone(name, size, dty
     assert torch.equal(other.weight, weight)
     assert torch.equal(source.weight, weight)
     assert all(torch.equal(value, before[key]) for key, value in source.state_dict().items())
-    # torch shares the free parameters, so the map's state stays with them: both modules keep one weight.
+    # torch shares the free parameters, so the map's state stays with them: both modules keep one
+    # weight.
     train(other, data(size, dtype), 2)
     assert torch.equal(source.weight, other.weight)
     assert cwy.orthogonality_error(other.weight) <= 1e-12

@@ -217,7 +217,9 @@ def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one_or_a_full_disk(w
 
 
 def mounted(size, *lines):
-    """Runs shell lines beside a disk of this size, $DISK, which nobody else sees; needs a kernel that lets users mount."""
+    """Runs shell lines beside a disk of this size, $DISK, which nobody else sees; needs a kernel
+    that lets users mount.
+    """
     script = "\n".join(["set -e", f"mount -t tmpfs -o size={size} none $DISK", *lines])
     return ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script]
 

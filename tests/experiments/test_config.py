@@ -14,7 +14,7 @@ EVERY = [
     for name in TASKS
     for recipe in task.load(name).recipes
     for method in task.load(name).methods()
-]  # fmt: skip
+]
 
 
 def test_every_recipe_is_reproducible_from_its_name():
@@ -51,9 +51,17 @@ def test_the_papers_settings():
         2e-5,
         "modrelu",
     )
-    assert [task.settings("copying/2000", m).config.init for m in ("cwy", "exprnn", "dtriv", "scornn", "urnn", "lstm")] == [
-        "henaff", "henaff", "henaff", "helfrich", "random", None,
-    ]  # fmt: skip
+    assert [
+        task.settings("copying/2000", m).config.init
+        for m in ("cwy", "exprnn", "dtriv", "scornn", "urnn", "lstm")
+    ] == [
+        "henaff",
+        "henaff",
+        "henaff",
+        "helfrich",
+        "random",
+        None,
+    ]
     pixels = task.settings("pmnist/170", "scornn").config
     assert (pixels.hidden_size, pixels.batch_size, pixels.epochs, pixels.init) == (
         170,

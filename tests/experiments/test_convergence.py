@@ -1,4 +1,6 @@
-"""Theorem 4, as far as a short run can show it: the slope, the norms, and the step that the theorem is about."""
+"""Theorem 4, as far as a short run can show it: the slope, the norms, and the step that the theorem
+is about.
+"""
 
 import io
 import math

@@ -1,4 +1,6 @@
-"""Data sets over a real HTTP server: cut connections, wrong bytes, archives that reach out; and files that are not MNIST."""
+"""Data sets over a real HTTP server: cut connections, wrong bytes, archives that reach out; and
+files that are not MNIST.
+"""
 
 import gzip
 import hashlib
@@ -83,7 +85,8 @@ def test_a_cut_download_goes_on_where_it_stopped(ranges, tmp_path):
 def test_several_processes_may_fetch_at_once(tmp_path):
     with Server(cut=40_000, file=CONTENT) as server:
         some = dataset(server.home)
-        call = f"from pathlib import Path; from cwy.experiments.data import *; fetch({some!r}, Path({str(tmp_path)!r}))"
+        imports = "from pathlib import Path; from cwy.experiments.data import *"
+        call = f"{imports}; fetch({some!r}, Path({str(tmp_path)!r}))"
         processes = [subprocess.Popen([sys.executable, "-c", call]) for _ in range(4)]
         assert [process.wait() for process in processes] == [0] * 4
         assert len(server.asked) == 8, "one fetches, the others wait"

@@ -1,4 +1,6 @@
-"""Run folders from a stranger: links, forged fields, escape codes. None leads elsewhere, or to a traceback."""
+"""Run folders from a stranger: links, forged fields, escape codes. None leads elsewhere, or to a
+traceback.
+"""
 
 import io
 import json
@@ -77,9 +79,27 @@ def test_a_link_in_place_of_a_folder_is_refused(name, begun, tmp_path):
 
 SCRIPT = '"><img src=x onerror=alert(1)><script>alert(1)</script>{{ 7 * 7 }}'
 HOSTILE = [
-    SCRIPT, "../../elsewhere", "/elsewhere", "a\x1b[2J\x07b\u202e", "\ud800", r"$x$ \frac \1", "x" * 10_000, "", "con",
-    None, True, -5, 0, 2**70, 10**400, 0.5, math.nan, math.inf, [], {"a": [1]},
-]  # fmt: skip
+    SCRIPT,
+    "../../elsewhere",
+    "/elsewhere",
+    "a\x1b[2J\x07b\u202e",
+    "\ud800",
+    r"$x$ \frac \1",
+    "x" * 10_000,
+    "",
+    "con",
+    None,
+    True,
+    -5,
+    0,
+    2**70,
+    10**400,
+    0.5,
+    math.nan,
+    math.inf,
+    [],
+    {"a": [1]},
+]
 CONTENTS = [
     b"",
     b"[",

@@ -1,4 +1,6 @@
-"""Translation, the whole way from a file to a translation: training, stopping, going on, reporting."""
+"""Translation, the whole way from a file to a translation: training, stopping, going on,
+reporting.
+"""
 
 import hashlib
 import json

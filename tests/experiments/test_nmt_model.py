@@ -1,4 +1,6 @@
-"""The translator against its definition, a sentence at a time without padding; decoding against every sentence there is."""
+"""The translator against its definition, a sentence at a time without padding; decoding against
+every sentence there is.
+"""
 
 import itertools
 from dataclasses import replace
@@ -45,7 +47,9 @@ def before(target):
 
 
 def defined(model, source, given):
-    """The paper's equations for one sentence without padding, with the cells of torch and of cwy.nn."""
+    """The paper's equations for one sentence without padding, with the cells of torch and of
+    cwy.nn.
+    """
     x = model.source(source)
     if isinstance(model.encoder.core, nn.LSTM):
         x = torch.cat([x, x.new_zeros(len(x), 1)], -1)
@@ -154,7 +158,9 @@ def test_decoding_finds_the_likeliest(method):
     source = sentences([5, 2, 4], 7, words=7)
 
     def costs(row, words):
-        """The log-probabilities of a sentence's words and end; those of words that are never said are left out."""
+        """The log-probabilities of a sentence's words and end; those of words that are never said
+        are left out.
+        """
         logits = model(source[row : row + 1], torch.tensor([[START, *words]]))[:, 0]
         logits[:, [PAD, START, UNKNOWN]] = -torch.inf
         return logits.log_softmax(-1).gather(1, torch.tensor([[*words, END]]).mT).squeeze(1)

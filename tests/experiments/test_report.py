@@ -59,10 +59,15 @@ def test_runs_are_compared_by_task_size_and_setting(runs):
     ]
     first = panels["Copying, T = 1000"]
     assert [(one.label, len(one.runs)) for one in first.series] == [
-        ("cwy (L = N)", 3), ("cwy (L = 48)", 1), ("exprnn", 1), ("scornn", 3), ("lstm", 1),
-    ]  # fmt: skip
+        ("cwy (L = N)", 3),
+        ("cwy (L = 48)", 1),
+        ("exprnn", 1),
+        ("scornn", 3),
+        ("lstm", 1),
+    ]
     assert first.finding == (
-        "cwy learns to recall the symbols; scornn gets under the no-memory baseline; lstm does not; exprnn is not finished"
+        "cwy learns to recall the symbols; scornn gets under the no-memory baseline; "
+        "lstm does not; exprnn is not finished"
     )
 
 
@@ -119,9 +124,19 @@ def test_the_page_tells_every_number_and_needs_nothing_else(runs, tmp_path):
                 "0.01": logged.crossing(0.01),
                 "0.001": logged.crossing(0.001),
             }
-    for told in ("goes to zero, the fastest", "no memory (0.0204)", "above 95%", "unfinished, at 4,000 of 4,000",
-                 "1 is not finished.", "under 0.001 at iteration", "never", "Some CPU", "0123456789ab", "orthogonal_lr",
-                 "2e-05"):  # fmt: skip
+    for told in (
+        "goes to zero, the fastest",
+        "no memory (0.0204)",
+        "above 95%",
+        "unfinished, at 4,000 of 4,000",
+        "1 is not finished.",
+        "under 0.001 at iteration",
+        "never",
+        "Some CPU",
+        "0123456789ab",
+        "orthogonal_lr",
+        "2e-05",
+    ):
         assert told in words, told
     for path in tmp_path.glob("*.svg"):
         labels = re.findall(r"<text[^>]*>([^<]*)</text>", path.read_text())
@@ -144,8 +159,10 @@ def test_a_browser_draws_every_curve_without_complaint(committed, runs, tmp_path
     # Among the committed runs some were stopped early: their curves are short, or a point.
     wide, high = (4, 0) if committed else (200, 5)
     probe = """<script>for (const svg of document.querySelectorAll("svg")) {
-        const boxes = [...svg.querySelectorAll('g[id*="--series "]')].map((curve) => curve.getBoundingClientRect());
-        svg.dataset.drawn = boxes.filter((box) => box.width > WIDE && box.height > HIGH).length + "/" + boxes.length;
+        const boxes = [...svg.querySelectorAll('g[id*="--series "]')].map((curve) =>
+        curve.getBoundingClientRect());
+        svg.dataset.drawn = boxes.filter((box) => box.width > WIDE && box.height > HIGH).length +
+        "/" + boxes.length;
     }</script>"""
     probe = probe.replace("WIDE", str(wide)).replace("HIGH", str(high))
     (tmp_path / "probed.html").write_text(page.read_text().replace("</body>", probe + "</body>"))

@@ -224,7 +224,8 @@ def test_the_best_state_is_the_one_that_the_record_names(tmp_path):
     killed.model.readout.bias.register_hook(lambda g: g if killed.step < 25 else 1 / 0)
     with pytest.raises(ZeroDivisionError):
         killed.run()
-    # What comes again need not be what it was, as on a GPU: here step 20, the best before, is worse than step 10.
+    # What comes again need not be what it was, as on a GPU: here step 20, the best before, is
+    # worse than step 10.
     again = loop(run, iterations=40, **settings)
     again.model.register_forward_hook(lambda model, _, out: out if model.training else -10 * out)
     assert again.run()["best"]["step"] == 10

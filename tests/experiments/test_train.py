@@ -23,7 +23,8 @@ from tests.helpers.screen import watch
 
 RESULTS = Path(__file__).parents[2] / "results"
 
-# Training losses of 50 steps, means of ten, as they were when this was written (torch 2.13, CPU, float32).
+# Training losses of 50 steps, means of ten, as they were when this was written (torch 2.13, CPU,
+# float32).
 GOLDEN = {
     "copying": [4.008653866, 2.170583899, 1.482083349, 1.148819936, 0.981481028],
     "adding": [0.322495617, 0.139375318, 0.123173138, 0.125301747, 0.115142194],

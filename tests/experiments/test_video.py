@@ -1,4 +1,6 @@
-"""Video prediction as a task: what is measured, every method, stopping and going on, the record and the report."""
+"""Video prediction as a task: what is measured, every method, stopping and going on, the record and
+the report.
+"""
 
 import io
 import json
@@ -35,7 +37,9 @@ LENGTHS = {"train": (6, 8), "validation": (5,), "test": (4, 5)}
 
 
 def keep(folder, lengths):
-    """Decoded videos, as a machine without a decoder gets them: squares that move over a grey ground."""
+    """Decoded videos, as a machine without a decoder gets them: squares that move over a grey
+    ground.
+    """
     parts = {split: [] for split in lengths}
     for split, counts in lengths.items():
         for i, count in enumerate(counts):
@@ -252,7 +256,8 @@ def test_what_is_missing_is_said(walking, tmp_path):
 @pytest.mark.parametrize("method", ["tcwy", "rgd-c-qr", "own", "convlstm"])
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_however_it_runs_the_numbers_are_the_same(device, method, walking, tmp_path):
-    # On a GPU: a graph for each of the batches' shapes, recorded after three steps, against steps one by one.
+    # On a GPU: a graph for each of the batches' shapes, recorded after three steps, against steps
+    # one by one.
     changes = {"epochs": 12 if device == "cuda" else 2, "batch_size": 1}
     records = [
         start(tmp_path / str(eager), method, device, eager=eager, **changes).run()

@@ -1,4 +1,6 @@
-"""Videos: real files written here, odd ones among them; the sets themselves where they are; frames without a decoder."""
+"""Videos: real files written here, odd ones among them; the sets themselves where they are; frames
+without a decoder.
+"""
 
 import io
 import json
@@ -73,7 +75,8 @@ def test_sequences_are_cut_by_person_and_range_and_come_from_the_cache_without_a
         "test": [4, 5],
     }
     assert videos.frames.shape == (28, 128, 128)
-    # Frames 1 and 9 of the first video, 3 of the second; the left 20 columns, cut off, are where no square is.
+    # Frames 1 and 9 of the first video, 3 of the second; the left 20 columns, cut off, are where
+    # no square is.
     start = [
         videos.sequences["train"][0][0],
         videos.sequences["train"][1][0],

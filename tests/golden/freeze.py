@@ -1,4 +1,6 @@
-"""Adds the state-dict keys of new methods to state_dict_keys.json. Keys that are there are never changed."""
+"""Adds the state-dict keys of new methods to state_dict_keys.json. Keys that are there are never
+changed.
+"""
 
 import json
 

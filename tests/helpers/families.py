@@ -33,8 +33,17 @@ def vectors(family, n, size, dtype=torch.float64, seed=0, device="cpu"):
 
 
 FAMILIES = [
-    "gaussian", "parallel", "nearly parallel", "identical", "paired", "zero", "sparse", "scaled", "non-negative", "low rank",
-]  # fmt: skip
+    "gaussian",
+    "parallel",
+    "nearly parallel",
+    "identical",
+    "paired",
+    "zero",
+    "sparse",
+    "scaled",
+    "non-negative",
+    "low rank",
+]
 
 
 def departure(q):

@@ -5,7 +5,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class Largest(TorchDispatchMode):
-    """Remembers the largest tensor that any operation returned, of those that ``counts`` accepts."""
+    """Remembers the largest tensor that any operation returned, of those that ``counts``
+    accepts.
+    """
 
     def __init__(self, counts=lambda tensor: True):
         super().__init__()

@@ -15,7 +15,9 @@ def problem(n, batch, steps, dtype=torch.float32, device="cpu", reflections=None
 
 
 def run(given, nonlinearity, factors=False, strided=False, order=None, **options):
-    """Outputs and all gradients of a loss that reads every state; if wanted, computed with the units in another order."""
+    """Outputs and all gradients of a loss that reads every state; if wanted, computed with the
+    units in another order.
+    """
     leaves = {k: p.detach().clone().requires_grad_() for k, p in given.items()}
     x, h0, v, bias = leaves["x"], leaves["h0"], leaves["v"], leaves["bias"]
     if order is not None:

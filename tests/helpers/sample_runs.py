@@ -71,7 +71,9 @@ def copying(
     finished: bool = True,
     **config,
 ) -> Path:
-    """A loss that starts at ten times the baseline, comes down to it, and ``fall`` decades further."""
+    """A loss that starts at ten times the baseline, comes down to it, and ``fall`` decades
+    further.
+    """
     noise, base = random.Random(f"{method} {seed} {T}"), 10 * math.log(8) / (T + 20)
     rows = []
     for step in range(20, 4001, 20):

@@ -29,7 +29,9 @@ class Seen:
 
 
 def screen(output: str) -> list[str]:
-    """The lines that output leaves: carriage returns, wrapping, cursor up and erase are what rich uses."""
+    """The lines that output leaves: carriage returns, wrapping, cursor up and erase are what rich
+    uses.
+    """
     rows, row, column, at = [""], 0, 0, 0
     while at < len(output):
         code = CODE.match(output, at)

@@ -5,7 +5,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 class Server(ThreadingHTTPServer):
-    """Serves ``files``; each connection ends after ``cut`` bytes; ``asked`` keeps the ranges that were asked for."""
+    """Serves ``files``; each connection ends after ``cut`` bytes; ``asked`` keeps the ranges that
+    were asked for.
+    """
 
     def __init__(self, ranges=True, cut=None, **files):
         super().__init__(("127.0.0.1", 0), Handler)

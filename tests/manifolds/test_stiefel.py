@@ -1,4 +1,6 @@
-"""Metrics, tangent vectors and retractions of the Stiefel manifold, against the paper's N x N formulas."""
+"""Metrics, tangent vectors and retractions of the Stiefel manifold, against the paper's N x N
+formulas.
+"""
 
 import itertools
 

@@ -1,4 +1,6 @@
-"""ConvNERU and ConvLSTM: equal to plain loops of conv2d, bounded as Appendix B says, and helpful about mistakes."""
+"""ConvNERU and ConvLSTM: equal to plain loops of conv2d, bounded as Appendix B says, and helpful
+about mistakes.
+"""
 
 import copy
 import re
@@ -22,7 +24,9 @@ layouts = pytest.mark.parametrize("layout", LAYOUTS, ids=["channels first", "cha
 
 
 def plain(x, h, w, k, b, f, lengths):
-    """The paper's equation, one sequence, one step and one convolution at a time: outputs (T, B, C, H, W) and last states."""
+    """The paper's equation, one sequence, one step and one convolution at a time: outputs (T, B, C,
+    H, W) and last states.
+    """
     outputs, last = torch.zeros(*x.shape[:2], *h.shape[1:], dtype=x.dtype), []
     for i, length in enumerate(lengths):
         g = h[i : i + 1]
@@ -217,7 +221,8 @@ def test_every_method_trains_and_keeps_its_constraint(method):
 
 @pytest.mark.parametrize("method", ["tcwy", "rgd-c-c", "own"])
 def test_states_and_gradients_are_bounded_as_appendix_b_says(method):
-    # The kernels that preserve the most: equal taps, so that smooth images keep their norm; and those of a random start.
+    # The kernels that preserve the most: equal taps, so that smooth images keep their norm; and
+    # those of a random start.
     tap = cwy.init.haar(6, dtype=F64)
     smooth = (tap[:, :, None, None] / 3).expand(6, 6, 3, 3).flatten(1)
     for transition in (None, smooth):

@@ -1,4 +1,6 @@
-"""Layers leave the library: baked, they export as plain torch; their states, settings and weights go back and forth."""
+"""Layers leave the library: baked, they export as plain torch; their states, settings and weights
+go back and forth.
+"""
 
 import copy
 import subprocess

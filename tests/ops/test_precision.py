@@ -1,4 +1,6 @@
-"""Neither autocast nor a matmul precision touches orthogonality: eager or compiled, on any device."""
+"""Neither autocast nor a matmul precision touches orthogonality: eager or compiled, on any
+device.
+"""
 
 import threading
 
@@ -87,7 +89,9 @@ def test_the_flag_comes_back_from_many_threads():
 
 
 class Products(TorchDispatchMode):
-    """Collects the precision at which torch's own products run. Those inside our ops hold their own."""
+    """Collects the precision at which torch's own products run. Those inside our ops hold their
+    own.
+    """
 
     def __init__(self):
         super().__init__()

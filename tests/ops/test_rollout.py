@@ -1,4 +1,6 @@
-"""The recurrence: every backend, nonlinearity, memory mode and layout against the definition in float64."""
+"""The recurrence: every backend, nonlinearity, memory mode and layout against the definition in
+float64.
+"""
 
 import itertools
 
@@ -47,7 +49,8 @@ def test_backends_are_as_accurate_as_plain_torch(backend, n, batch, steps, nonli
     finally:
         torch.use_deterministic_algorithms(False)
     for a, p, t in zip(ours, plain, truth, strict=True):
-        # cuDNN approximates tanh: over few steps that is far more than float32's rounding. It adds up all steps in float32.
+        # cuDNN approximates tanh: over few steps that is far more than float32's rounding. It
+        # adds up all steps in float32.
         assert_as_close(
             a, p, t, factor=2 if backend == "torch" else 200 if nonlinearity == "tanh" else 8
         )
@@ -142,7 +145,9 @@ def test_a_function_takes_the_slow_path():
 
 
 def test_the_norm_is_kept():
-    """An orthogonal transition neither explodes nor vanishes: 1e-4 over 1,000 steps, 1e-3 over 10,000."""
+    """An orthogonal transition neither explodes nor vanishes: 1e-4 over 1,000 steps, 1e-3 over
+    10,000.
+    """
     for n, steps, bound in ((128, 1000, 1e-4), (190, 10_000, 1e-3)):
         h0 = torch.randn(2, n)
         _, last = rollout(
@@ -371,9 +376,14 @@ def test_the_op_is_well_registered():
 
 @pytest.mark.parametrize(
     ("memory", "lengths"),
-    [("reversible", (140, 130, 64, 64)), ("reversible", (128, 128, 64, 64)), ("checkpoint", (300, 290, 18, 18)),
-     ("checkpoint", (289, 272, 17, 5)), ("store", (40, 40, 40, 40))],
-)  # fmt: skip
+    [
+        ("reversible", (140, 130, 64, 64)),
+        ("reversible", (128, 128, 64, 64)),
+        ("checkpoint", (300, 290, 18, 18)),
+        ("checkpoint", (289, 272, 17, 5)),
+        ("store", (40, 40, 40, 40)),
+    ],
+)
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_blocks_of_steps_meet_sequences_that_end(memory, lengths, device, monkeypatch):
     """The path of CUDA graphs; without a GPU its blocks are run as they are, unrecorded."""

@@ -1,4 +1,6 @@
-"""The kernels that hold the transition on chip: every variant against the definition in float64, and compiled without a GPU."""
+"""The kernels that hold the transition on chip: every variant against the definition in float64,
+and compiled without a GPU.
+"""
 
 import itertools
 import re
@@ -38,7 +40,9 @@ def poisoned():
 
 
 def away(given, f):
-    """The same with inputs that keep z off the kinks of f, where float32 may round to the other side."""
+    """The same with inputs that keep z off the kinks of f, where float32 may round to the other
+    side.
+    """
     with torch.no_grad():
         off_kinks(f, given["x"], given["h0"], [cwy_matrix(given["v"].double())], given["bias"])
     return given
@@ -120,7 +124,8 @@ def test_modes_and_lengths(n, factors, f, memory, output, lengths, poisoned):
     options = {"output": output} | ({} if lengths is None else {"lengths": torch.tensor(lengths)})
     ours = held(given, f, factors=factors, memory=memory, **options)
     truth = run(double(given), f, backend="reference", **options)
-    # What plain steps lose when they recover states is lost here, too: how much is luck, so in eight orders of the units.
+    # What plain steps lose when they recover states is lost here, too: how much is luck, so in
+    # eight orders of the units.
     orders = [torch.randperm(n, generator=torch.Generator().manual_seed(seed)) for seed in range(8)]
     plain = [
         run(given, f, backend="torch", factors=factors, memory=memory, order=order, **options)
@@ -330,7 +335,8 @@ def test_every_variant_compiles_without_a_gpu(monkeypatch, tmp_path):
         served = ("sm_80", "sm_90a", "sm_120a")
         if n > tiling.BLOCK_UNITS:
             served = ("sm_90a", "sm_100a")
-        # In turn: each source is compiled in each mode for each architecture, not each of its tilings.
+        # In turn: each source is compiled in each mode for each architecture, not each of its
+        # tilings.
         assert len(_nvrtc.cubin(path, macros, served[index % len(served)], structures)) > 1000
     for m, n in ((7, 7), (100, 80), (190, 190), (1024, 1024)):
         _nvrtc.cubin(tiling.KERNELS / "product.cu", tuple(sorted(_macros(m, n).items())), "sm_90a")

@@ -114,7 +114,9 @@ calls = st.sampled_from(["cwy_matrix", "tcwy_matrix", "cwy_multiply"])
 @example(1000, 300, False, False, "cwy_matrix")
 @example(1000, 300, False, True, "tcwy_matrix")
 def test_analytic_equals_composite(device, n, size, is_complex, strided, call):
-    """The fast path against autograd of the definition: values and gradients, in poisoned memory, on strided input."""
+    """The fast path against autograd of the definition: values and gradients, in poisoned memory,
+    on strided input.
+    """
     if is_complex:
         n, size = min(n, 300), min(size, 300)
     if call == "tcwy_matrix":
@@ -147,7 +149,9 @@ def test_analytic_equals_composite(device, n, size, is_complex, strided, call):
 
 @pytest.mark.parametrize("size", [130, 260])
 def test_a_batch_of_gradients_of_large_matrices(size):
-    """Products are cut into halves there, written into parts of a result, for which ``vmap`` has no rule."""
+    """Products are cut into halves there, written into parts of a result, for which ``vmap`` has no
+    rule.
+    """
     v = torch.randn(200, size, dtype=torch.float64, requires_grad=True)
     q, z = cwy_matrix(v), torch.randn(2, 200, 200, dtype=torch.float64)
     (batch,) = torch.autograd.grad(q, v, z, is_grads_batched=True, retain_graph=True)

@@ -1,4 +1,6 @@
-"""The kernels of the op: every variant against float64, on hard vectors and odd sizes, and compiled without a GPU."""
+"""The kernels of the op: every variant against float64, on hard vectors and odd sizes, and compiled
+without a GPU.
+"""
 
 import re
 from pathlib import Path
@@ -16,9 +18,23 @@ ROOM = Path(tiers.__file__).parent
 ROOT = Path(__file__).parents[2]
 EPS = torch.finfo(torch.float32).eps
 SMALL = [
-    (1, 1), (7, 3), (7, 7), (7, 12), (33, 33), (64, 64), (64, 65), (65, 64), (100, 512), (190, 190), (256, 100), (256, 256),
-    (257, 257), (511, 400), (511, 511), (512, 512),
-]  # fmt: skip
+    (1, 1),
+    (7, 3),
+    (7, 7),
+    (7, 12),
+    (33, 33),
+    (64, 64),
+    (64, 65),
+    (65, 64),
+    (100, 512),
+    (190, 190),
+    (256, 100),
+    (256, 256),
+    (257, 257),
+    (511, 400),
+    (511, 511),
+    (512, 512),
+]
 LARGE = [
     (513, 1),
     (1000, 33),
@@ -89,7 +105,9 @@ def results(call, v, backend, dtype=torch.float32):
 
 
 def orthogonal(q, bound):
-    """Whether the spectral norm of QᵀQ − I is within the bound; Frobenius' is above it, and quick."""
+    """Whether the spectral norm of QᵀQ − I is within the bound; Frobenius' is above it, and
+    quick.
+    """
     q = q.double()
     gap = q.mT @ q - torch.eye(q.shape[-1], dtype=q.dtype, device=q.device)
     return gap.norm() <= bound or departure(q) <= bound
@@ -103,7 +121,8 @@ def agree(call, v):
         ("value", "gradient of v", "gradient of x"), ours, plain, truth, strict=False
     ):
         assert a.shape == t.shape
-        # Of few terms plain rounding is a matter of luck: what sums of so many numbers take at random is allowed as well.
+        # Of few terms plain rounding is a matter of luck: what sums of so many numbers take at
+        # random is allowed as well.
         if (a.double() - t).abs().max() <= EPS * (
             16 + 2 * max(v.shape[-2:]) ** 0.5
         ) * t.abs().max():

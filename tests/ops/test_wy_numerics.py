@@ -29,7 +29,8 @@ def test_orthogonal_for_every_family(family, n, size, dtype, seed):
 
 @given(st.sampled_from(FAMILIES), sizes, sizes, st.sampled_from([torch.float32, torch.float64]))
 def test_the_inverse_of_s_is_bounded(family, n, size, dtype):
-    # A theorem: a column of T is at most 4 in each entry, and one of U T has norm 2. Zero vectors have neither.
+    # A theorem: a column of T is at most 4 in each entry, and one of U T has norm 2. Zero vectors
+    # have neither.
     u, t = wy_factors(vectors(family, n, size, dtype))
     live = u.norm(dim=0) > 0
     norms = (u @ t).norm(dim=0)[live]
@@ -148,7 +149,9 @@ def shortened(v, size):
 
 
 def gradients_of_short_vectors(form, v):
-    """Assert that vectors too short for their gradient have a finite one: that of the shortest vector that has its own."""
+    """Assert that vectors too short for their gradient have a finite one: that of the shortest
+    vector that has its own.
+    """
     finfo = torch.finfo(v.dtype)
 
     def gradient(size, z):

@@ -1,4 +1,6 @@
-"""The registered ops: what compilers are shown, and that compiled programs compute what eager ones do."""
+"""The registered ops: what compilers are shown, and that compiled programs compute what eager ones
+do.
+"""
 
 import pytest
 import torch

@@ -1,4 +1,6 @@
-"""One optimiser for a model with any mix of methods, and weights that carry the mark of the manifold wherever they go."""
+"""One optimiser for a model with any mix of methods, and weights that carry the mark of the
+manifold wherever they go.
+"""
 
 import copy
 import io

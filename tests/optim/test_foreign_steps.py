@@ -1,4 +1,6 @@
-"""Weights on the manifold under an optimizer that does not know it: one warning per weight, and none otherwise."""
+"""Weights on the manifold under an optimizer that does not know it: one warning per weight, and
+none otherwise.
+"""
 
 import copy
 import gc

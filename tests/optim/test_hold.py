@@ -1,4 +1,6 @@
-"""Vectors whose length an optimizer may not change: what is held, that Q stays, and that training settles."""
+"""Vectors whose length an optimizer may not change: what is held, that Q stays, and that training
+settles.
+"""
 
 import copy
 
@@ -9,7 +11,8 @@ from torch import nn
 import cwy
 from cwy.optim import for_model, hold_length
 
-# Which lengths a method has: the dimensions along which one vector lies, by the place of the free parameter.
+# Which lengths a method has: the dimensions along which one vector lies, by the place of the free
+# parameter.
 HELD = {
     "cwy": {0: (-2,)},
     "tcwy": {0: (-2,)},

@@ -1,4 +1,6 @@
-"""The optimisers on the manifold: where they lead, that they stay on it, and what torch asks of its own optimisers."""
+"""The optimisers on the manifold: where they lead, that they stay on it, and what torch asks of its
+own optimisers.
+"""
 
 import copy
 import io
@@ -23,7 +25,8 @@ RULES = {
     "adam-c-qr": (StiefelAdam, {"metric": "canonical", "retraction": "qr"}),
 }
 every_rule = pytest.mark.parametrize("rule", RULES)
-# Points of every kind, with the keys of their groups: two of one shape, which are updated together, among them.
+# Points of every kind, with the keys of their groups: two of one shape, which are updated
+# together, among them.
 KINDS = {
     "tall": ((9, 4), {}),
     "again": ((9, 4), {}),
@@ -104,7 +107,9 @@ def test_every_kind_of_point_goes_down_and_stays_on_the_manifold(rule, dtype):
 @every_rule
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128], ids=str)
 def test_reaches_the_eigenspace(rule, dtype):
-    """The least of tr(XᴴAX)/2 over St(N, M) is half the sum of the M least eigenvalues, at their eigenvectors."""
+    """The least of tr(XᴴAX)/2 over St(N, M) is half the sum of the M least eigenvalues, at their
+    eigenvectors.
+    """
     basis = cwy.init.haar(10, dtype=dtype)
     a = (basis * torch.linspace(-1, 1, 10, dtype=dtype)) @ basis.mH
     x = nn.Parameter(cwy.init.haar(10, 3, dtype=dtype))
@@ -164,7 +169,9 @@ SIZES = [1e-30, 1e-4, 1e-2, 1.0, 1e3, 1e12, 1e38]
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", ["c-c", "e-c", "c-qr", "e-qr", "momentum", "adam"])
 def test_ten_thousand_float32_steps_end_on_the_manifold(rule):
-    """Gaussian and rank-1 gradients, zero and along the point itself, tiny to huge; rates 1e-4 to 10."""
+    """Gaussian and rank-1 gradients, zero and along the point itself, tiny to huge; rates 1e-4 to
+    10.
+    """
     x, sizes = (
         nn.Parameter(cwy.init.haar(8, 3, batch=(4, len(SIZES)))),
         torch.tensor(SIZES).reshape(-1, 1, 1),
@@ -324,7 +331,9 @@ def test_a_copied_or_pickled_optimiser_goes_on(rule):
 
 @every_rule
 def test_together_or_one_by_one(rule):
-    """Parameters of one shape are updated together; one without gradient is left out, and its count of steps, too."""
+    """Parameters of one shape are updated together; one without gradient is left out, and its count
+    of steps, too.
+    """
     xs = points(kinds=["tall"] * 3)
     alone = copy.deepcopy(xs)
     cls, given = RULES[rule]
@@ -581,7 +590,8 @@ def test_a_point_off_the_manifold_is_refused_or_moved_to_it_as_asked():
     before = x.detach().clone()
     with pytest.raises(
         ValueError,
-        match=r"parameter 0 of its group, \(4, 6, 2\).*not on the manifold.*project=True.*'stiefel': False",
+        match=r"parameter 0 of its group, \(4, 6, 2\).*not on the manifold"
+        r".*project=True.*'stiefel': False",
     ):
         StiefelSGD([x])
     assert torch.equal(x, before)
@@ -702,19 +712,47 @@ X = torch.eye(3, 2)
 ERRORS = [
     (lambda: StiefelSGD([nn.Parameter(X)], lr=-1.0), ValueError, ["StiefelSGD", "lr", "-1.0"]),
     (lambda: StiefelSGD([nn.Parameter(X)], lr=torch.ones(2)), ValueError, ["one element", "(2,)"]),
-    (lambda: StiefelSGD([nn.Parameter(X)], lr=-torch.ones(1)), ValueError, ["StiefelSGD", "lr", "at least 0", "-1."]),
-    (lambda: StiefelSGD([nn.Parameter(X)], momentum=1.0), ValueError, ["momentum", "below 1", "1.0"]),
-    (lambda: StiefelSGD([nn.Parameter(X)], metric="flat"), ValueError, ["metric", "'canonical', 'euclidean'", "'flat'"]),
-    (lambda: StiefelSGD([nn.Parameter(X)], retraction="exp"), ValueError, ["retraction", "'cayley', 'qr'", "'exp'"]),
-    (lambda: StiefelAdam([nn.Parameter(X)], betas=(0.9, 1.0)), ValueError, ["StiefelAdam", "betas", "(0.9, 1.0)"]),
+    (
+        lambda: StiefelSGD([nn.Parameter(X)], lr=-torch.ones(1)),
+        ValueError,
+        ["StiefelSGD", "lr", "at least 0", "-1."],
+    ),
+    (
+        lambda: StiefelSGD([nn.Parameter(X)], momentum=1.0),
+        ValueError,
+        ["momentum", "below 1", "1.0"],
+    ),
+    (
+        lambda: StiefelSGD([nn.Parameter(X)], metric="flat"),
+        ValueError,
+        ["metric", "'canonical', 'euclidean'", "'flat'"],
+    ),
+    (
+        lambda: StiefelSGD([nn.Parameter(X)], retraction="exp"),
+        ValueError,
+        ["retraction", "'cayley', 'qr'", "'exp'"],
+    ),
+    (
+        lambda: StiefelAdam([nn.Parameter(X)], betas=(0.9, 1.0)),
+        ValueError,
+        ["StiefelAdam", "betas", "(0.9, 1.0)"],
+    ),
     (lambda: StiefelAdam([nn.Parameter(X)], eps=-1), ValueError, ["eps", "-1"]),
-    (lambda: StiefelSGD([("bias", nn.Parameter(torch.ones(3)))]), ValueError, ["'bias' (3,)", "matrix", "for_model"]),
+    (
+        lambda: StiefelSGD([("bias", nn.Parameter(torch.ones(3)))]),
+        ValueError,
+        ["'bias' (3,)", "matrix", "for_model"],
+    ),
     (lambda: StiefelSGD([nn.Parameter(X * torch.nan)], project=True), ValueError, ["NaN"]),
-    (lambda: StiefelSGD([nn.Parameter(X.long(), requires_grad=False)]), TypeError, ["floating-point", "int64"]),
+    (
+        lambda: StiefelSGD([nn.Parameter(X.long(), requires_grad=False)]),
+        TypeError,
+        ["floating-point", "int64"],
+    ),
     (lambda: StiefelSGD([nn.Parameter(X)], differentiable=True), TypeError, ["differentiable"]),
     (lambda: StiefelSGD([]), ValueError, ["empty parameter list"]),
     (sparse, RuntimeError, ["StiefelSGD", "sparse"]),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("call", "kind", "words"), ERRORS)

@@ -1,4 +1,6 @@
-"""The length of the vectors: one step of Adam moves every start as far as it would move a free weight."""
+"""The length of the vectors: one step of Adam moves every start as far as it would move a free
+weight.
+"""
 
 import copy
 import math

@@ -1,4 +1,6 @@
-"""The maps of the other papers: each is its definition, and those that have an inverse invert every matrix of their set."""
+"""The maps of the other papers: each is its definition, and those that have an inverse invert every
+matrix of their set.
+"""
 
 import math
 
@@ -265,7 +267,8 @@ def test_own_has_derivatives_where_singular_values_are_equal():
     torch.testing.assert_close(torch.linalg.svdvals(v), torch.ones(3, dtype=REAL))
     assert torch.autograd.gradcheck(chart, v, check_forward_ad=True, check_batched_grad=True)
     assert torch.autograd.gradgradcheck(chart, v, check_fwd_over_rev=True)
-    # The derivative of the polar factor at an orthonormal point is the projection onto the tangent space.
+    # The derivative of the polar factor at an orthonormal point is the projection onto the
+    # tangent space.
     z = torch.randn(6, 3, dtype=REAL)
     z = z - z.mean(0)
     (grad,) = torch.autograd.grad(chart(v), v, z)

@@ -1,4 +1,6 @@
-"""Every module of torch's own table: each of its matrices can be constrained, and the module then computes the same."""
+"""Every module of torch's own table: each of its matrices can be constrained, and the module then
+computes the same.
+"""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Small linear algebra: full-precision products, wide copies, orthogonality, triangular matrices."""
+"""Small linear algebra: products in full precision, wide copies, triangular matrices."""
 
 import functools
 

@@ -1,8 +1,8 @@
 """Full precision for products, whatever autocast and the TF32 flags are set to.
 
 In eager mode :func:`full_precision` holds the flags off around the products. ``torch.compile`` and
-``torch.export`` drop flags set inside a function. There the products go through ops (``_linalg.py``)
-that hold the flags off when they run.
+``torch.export`` drop flags set inside a function. There the products go through ops of
+``_linalg.py``, which hold the flags off when they run.
 """
 
 import functools

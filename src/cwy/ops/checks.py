@@ -30,7 +30,7 @@ def check_tensor(call: str, name: str, x: Tensor) -> None:
 
 
 def wrong_sign(signs: Tensor) -> str | None:
-    """Return the first sign that is not ±1 (complex: not of modulus 1), or None. It reads values."""
+    """Return the first sign that is not ±1 (complex: of modulus 1), or None. It reads values."""
     if signs.is_complex():
         right = (signs.abs() - 1).abs() <= 8 * torch.finfo(signs.dtype).eps
     else:

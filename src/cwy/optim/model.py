@@ -184,7 +184,7 @@ def _set_decay(optimizer: Optimizer, group: dict[str, Any], decay: float) -> Non
 
 
 def _constrained(model: nn.Module) -> tuple[set[Tensor], dict[Tensor, OnManifold]]:
-    """Return the parameters that weights are computed from, and the maps of those on the manifold."""
+    """Return the parameters that weights are computed from, and the maps of manifold weights."""
     computed: set[Tensor] = set()
     maps: dict[Tensor, OnManifold] = {}
     for layer, name, chart, free in named_constraints(model):

@@ -130,7 +130,7 @@ class Folder:
         from safetensors.torch import save
 
         state = {key: value.detach().cpu().contiguous() for key, value in weights.items()}
-        # Complex tensors become pairs of real ones: safetensors has complex64 only, in some releases.
+        # Complex tensors become pairs of real ones: some safetensors releases lack complex128.
         split = {
             key: torch.view_as_real(value).contiguous()
             for key, value in state.items()

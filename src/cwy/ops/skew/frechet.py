@@ -1,8 +1,8 @@
 r"""The matrix exponential and its derivative to rounding, by scaling and squaring.
 
 As few products are used as the norm allows. The derivative $L(A, dA)$ carries a slope along with
-each product, $d(XY) = dX\,Y + X\,dY$. This takes three products for one. An exponential of twice the
-size would take eight.
+each product, $d(XY) = dX\,Y + X\,dY$. This takes three products for one. An exponential
+of twice the size would take eight.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Pair:
             self.slope.add_(other.slope, alpha=factor)
 
     def where(self, condition: Tensor, other: Pair) -> Pair:
-        """Return this pair for the matrices of a batch where the condition holds, else the other."""
+        """Return this pair where the condition holds for a matrix of a batch, else the other."""
         value = torch.where(condition, self.value, other.value)
         if self.slope is None or other.slope is None:
             return Pair(value)

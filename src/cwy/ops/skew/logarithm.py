@@ -9,7 +9,7 @@ from torch import Tensor
 def logarithm(q: Tensor) -> Tensor:
     r"""Return a skew-symmetric A with $\exp(A) = Q$ and no angle above $\pi$, for a Q in SO(N).
 
-    It is backward stable for every Q, also with repeated angles, eigenvalues -1 or near the identity.
+    It is backward stable for every Q, also for repeated angles, eigenvalues -1 and near I.
 
     Args:
         q: ``(*, N, N)``, float64, orthogonal to rounding, of determinant 1.

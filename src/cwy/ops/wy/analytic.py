@@ -15,7 +15,7 @@ from .._linalg import blocked_inverse, product, times, upper_product, widen_if_c
 from .._precision import in_full_precision
 from .composite import normalize, s_from, sign_columns
 
-# Columns whose cosines stay below this need no float64 in S: its rounding is then lost in that of Q.
+# Columns whose cosines stay below this need no float64 in S. Its rounding is below that of Q.
 _APART = 0.75
 # Up to so many numbers float64 is as fast.
 _FEW = 4096
@@ -330,7 +330,7 @@ def backward_factors(
 
 
 def forward_matrix(v: Tensor, signs: Tensor | None) -> tuple[Tensor, ...]:
-    """Return Q, its columns times signs, U, a factor (Y if L >= N, else T), the reciprocal norms."""
+    """Return Q with signs, U, a factor (Y if L >= N, else T) and the reciprocal norms."""
     saved = _factors(v)
     u = saved.u
     y = times(u, saved.t.mH, upper=False)

@@ -10,13 +10,13 @@ from .._precision import in_full_precision
 def largest_reciprocal(dtype: torch.dtype) -> float:
     """Return the bound of reciprocal norms in gradients, a power of two.
 
-    Reciprocals of denormal norms are infinite. The bound leaves 16 powers of two for their products.
+    Reciprocals of denormal norms are infinite. The bound leaves room for products.
     """
     return 2.0**-16 / torch.finfo(dtype).tiny
 
 
 def normalize(v: Tensor) -> tuple[Tensor, Tensor]:
-    r"""Return unit columns $u_i = v_i/\lVert v_i\rVert$ and $1/\lVert v_i\rVert$, 0 for a zero column.
+    r"""Return columns $u_i = v_i/\lVert v_i\rVert$ and $1/\lVert v_i\rVert$, 0 for a zero column.
 
     Each column is first scaled by a power of two, so that entries of 1e-30 and 1e30 neither vanish
     nor overflow.

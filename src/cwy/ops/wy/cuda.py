@@ -424,7 +424,7 @@ def backward_factors(
 
 
 def forward_matrix(v: Tensor, signs: Tensor | None) -> tuple[Tensor, ...]:
-    """Return Q, its columns times signs, U, a factor (Y if L >= N, else T), the reciprocal norms."""
+    """Return Q with signs, U, a factor (Y if L >= N, else T) and the reciprocal norms."""
     flat = _flat(v)
     signs = _flat_signs(signs)
     tier = tiers.choose(flat)

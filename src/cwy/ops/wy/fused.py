@@ -36,7 +36,7 @@ Forward = _nvrtc.structure(
     splits="int",
     groups="int",
 )
-# `factor` is y if WIDE, and t otherwise. `q` is given if WIDE. `w`, `a` and `b` are given if ENDING.
+# `factor` is y if WIDE, else t. `q` is given if WIDE. `w`, `a` and `b` are given if ENDING.
 # For FACTORS `a` and `b` are the gradients of U (null for zero) and of T. `parts` are of sums.
 Backward = _nvrtc.structure(
     "Backward",

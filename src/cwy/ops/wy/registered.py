@@ -1,8 +1,8 @@
-"""The functions as registered ops, into which compilers do not look: ``torch.ops.cwy.cwy_matrix`` and so on.
+"""The functions as registered ops, ``torch.ops.cwy.cwy_matrix`` and so on, for compilers.
 
-An op chooses its backend when it runs, as an eager call does, so that compiled programs reach the kernels. It
-returns what its backward op takes. The backward ops have no derivative. Under ``torch.func`` transforms and
-forward-mode AD the composite serves.
+Compilers do not look into an op. It chooses its backend when it runs, as an eager call does, so
+compiled programs reach the kernels. It returns what its backward op takes. The backward ops have no
+derivative. Under ``torch.func`` transforms and forward-mode AD the composite serves.
 """
 
 from __future__ import annotations
@@ -67,12 +67,12 @@ def _backend(v: Tensor):
 
 
 def _plain(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Return tensors laid out as those of the fake kernels: contiguous, without a lazy conjugation."""
+    """Return tensors laid out as the fake ones: contiguous, without a lazy conjugation."""
     return tuple(x.resolve_conj().contiguous() for x in tensors)
 
 
 def _as_in_eager_mode(compute: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a kernel that records no graph and sees lazy conjugations, which compiled programs leave out."""
+    """Return a kernel that records no graph and resolves lazy conjugations."""
 
     @functools.wraps(compute)
     def kernel(first: Tensor, *rest: Any) -> Any:
@@ -293,7 +293,8 @@ define(
     lambda v, signs: _Matrix.apply(v, signs),
 )
 _define_backward(
-    "cwy_matrix_backward(Tensor z, Tensor q, Tensor u, Tensor factor, Tensor reciprocal, Tensor? signs) -> Tensor",
+    "cwy_matrix_backward(Tensor z, Tensor q, Tensor u, Tensor factor, Tensor reciprocal, "
+    "Tensor? signs) -> Tensor",
     _matrix_backward,
     lambda z, q, u, *rest: u.new_empty(u.shape),
 )
@@ -304,19 +305,21 @@ define(
     lambda v, signs: _Truncated.apply(v, signs),
 )
 _define_backward(
-    "tcwy_matrix_backward(Tensor z, Tensor u, Tensor t, Tensor reciprocal, Tensor? signs) -> Tensor",
+    "tcwy_matrix_backward(Tensor z, Tensor u, Tensor t, Tensor reciprocal, "
+    "Tensor? signs) -> Tensor",
     _truncated_backward,
     lambda z, u, *rest: u.new_empty(u.shape),
 )
 define(
-    "cwy_multiply(Tensor v, Tensor x, bool adjoint) -> (Tensor y, Tensor u, Tensor t, Tensor reciprocal)",
+    "cwy_multiply(Tensor v, Tensor x, bool adjoint) "
+    "-> (Tensor y, Tensor u, Tensor t, Tensor reciprocal)",
     _multiply,
     _fake_multiply,
     lambda v, x, adjoint: _Multiply.apply(v, x, adjoint),
 )
 _define_backward(
-    "cwy_multiply_backward(Tensor gy, Tensor x, Tensor u, Tensor t, Tensor reciprocal, bool adjoint)"
-    " -> (Tensor dv, Tensor dx)",
+    "cwy_multiply_backward(Tensor gy, Tensor x, Tensor u, Tensor t, Tensor reciprocal, "
+    "bool adjoint) -> (Tensor dv, Tensor dx)",
     _multiply_backward,
     lambda gy, x, u, *rest: (u.new_empty(u.shape), x.new_empty(x.shape)),
 )

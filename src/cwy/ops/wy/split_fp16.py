@@ -1,7 +1,7 @@
 r"""Products at tensor-core speed with float32 accuracy: each factor is split into two fp16 parts.
 
 With $a = a_1 + a_2$ and $b = b_1 + b_2$, a high and a low part, 22 bits in all,
-$ab = a_2 b_1 + a_1 b_2 + a_1 b_1$ to $2^{-22}$. That is one product: the copies (low, high, high) of
+$ab = a_2 b_1 + a_1 b_2 + a_1 b_1$ to $2^{-22}$. It is one product: the copies (low, high, high) of
 a, side by side, times (high, low, high) of b, below each other. A power of two makes the most of
 fp16's range. Columns of U have norm 1, those of Y norm 2, entries of T are at most 4, and the
 gradient is divided by its norm.
@@ -158,7 +158,7 @@ def matrix(u: Tensor, t: Tensor, signs: Tensor | None) -> QY:
 def wide_gradient(
     u: Tensor, y: Tensor, reciprocal: Tensor, q: Tensor, z: Tensor, signs: Tensor | None
 ) -> Tensor:
-    """Return the same as :func:`.blocked.wide_gradient`, all divided by the norm of z until last."""
+    """Compute :func:`.blocked.wide_gradient`, with z divided by its norm until the end."""
     n = u.shape[0]
     norm = _norm(z)
     copies = split(y, TO_2, EITHER, below=True)

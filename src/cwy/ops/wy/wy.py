@@ -129,7 +129,8 @@ def cwy_matrix(v: Tensor, *, signs: Tensor | None = None, backend: str = "auto")
         backend: "auto", or one of those that ``cwy info`` lists.
 
     Returns:
-        ``(*, N, N)``, orthogonal (unitary, for complex ``v``), of determinant $(-1)^L$, times the signs'.
+        ``(*, N, N)``, orthogonal (unitary, for complex ``v``). Its determinant is $(-1)^L$ times the
+        signs'.
 
     Example:
         >>> q = cwy_matrix(torch.randn(6, 4, dtype=torch.float64))
@@ -183,7 +184,7 @@ def tcwy_matrix(v: Tensor, *, signs: Tensor | None = None, backend: str = "auto"
 def cwy_multiply(
     v: Tensor | WY, x: Tensor, adjoint: bool = False, *, backend: str = "auto"
 ) -> Tensor:
-    r"""Compute $Qx$ (or $Q^H x$) for each vector of ``x``, without forming $Q = H(v_1)\cdots H(v_L)$.
+    r"""Compute $Qx$ or $Q^H x$ for each vector of ``x``, without forming $Q = H(v_1)\cdots H(v_L)$.
 
     Args:
         v: ``(*, N, L)`` reflection vectors, or their factors (:func:`wy_factors`) when several
