@@ -129,8 +129,8 @@ def cwy_matrix(v: Tensor, *, signs: Tensor | None = None, backend: str = "auto")
         backend: "auto", or one of those that ``cwy info`` lists.
 
     Returns:
-        ``(*, N, N)``, orthogonal (unitary, for complex ``v``). Its determinant is $(-1)^L$ times the
-        signs'.
+        ``(*, N, N)``, orthogonal (unitary, for complex ``v``). Its determinant is $(-1)^L$ times
+        that of the signs.
 
     Example:
         >>> q = cwy_matrix(torch.randn(6, 4, dtype=torch.float64))
