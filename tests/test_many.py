@@ -128,7 +128,7 @@ def test_kernels_serve_a_stack(size):
     with cwy.together(model):
         stacked = slopes(model, x)
     for a, b in zip(stacked, alone, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
     assert cwy.orthogonality_error(model) < 1e-5
 
 

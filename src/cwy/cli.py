@@ -41,7 +41,8 @@ OPTIONAL = {
 def info(
     json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
     n: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Ask about a recurrence of N units.")
+        int | None,
+        typer.Option("--n", metavar="N", min=1, help="Ask about a recurrence of N units."),
     ] = None,
     reflections: Annotated[
         int | None, typer.Option(metavar="L", min=1, help="Its reflections; all by default.")

@@ -33,6 +33,8 @@ from cwy.experiments.data.mnist import load, read_idx
 from tests.helpers.cli import COMMAND, run
 from tests.helpers.server import Server
 
+pytest.importorskip("platformdirs")
+
 CONTENT = os.urandom(300_000)
 
 

@@ -36,6 +36,8 @@ from tests.helpers.runs import numbers, resume, same, until, weights
 from tests.helpers.sample_runs import CONFIG, write_run
 from tests.helpers.server import Server
 
+pytest.importorskip("platformdirs")
+
 pytestmark = pytest.mark.slow
 
 ENGLISH = ["a", "big", "red", "dog", "cat", "house", "sees", "has", "my", "your", "old", "new"]
