@@ -213,8 +213,9 @@ def test_the_papers_numbers_stand_beside_its_own_settings_alone(tmp_path):
                 data={"part": f"{part}% of the set's frames"},
             )
         (panel,) = arrange(find_runs([tmp_path / str(len(runs))]))
-        cells = [cell.text for row in summary(panel).rows for cell in row.cells]
-        return panel.finding, " ".join(cells)
+        table = summary(panel)
+        cells = [cell.text for row in table.rows for cell in row.cells]
+        return panel.finding, " ".join([*table.heads, *cells])
 
     assert "134.6" in told(("tcwy", "100.0", {}))[1]
     finding, table = told(("tcwy", "100.0", {"epochs": 3}), ("rgd-adam", "100.0", {}))
