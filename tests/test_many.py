@@ -314,6 +314,40 @@ def test_a_constrained_model_compiles():
     close([y.detach(), *(p.grad for p in model.parameters())], alone)
 
 
+def test_a_compiled_model_has_one_op_for_all_layers_of_a_kind():
+    model = plain()
+    cwy.constrain(model, nn.Linear)
+    x = torch.randn(5, 6, dtype=torch.float64)
+    program = torch.export.export(model, (x,))
+    targets = [str(node.target) for node in program.graph.nodes]
+    assert targets.count("cwy.cwy_matrix.default") == 1
+    torch.testing.assert_close(program.module()(x), model(x))
+    assert all(one.map.given is None for one in cwy.named_constraints(model))
+
+
+def test_what_changes_after_constrain_is_noticed(monkeypatch):
+    model = plain(depth=4)
+    cwy.constrain(model, nn.Linear)
+    x = torch.randn(5, 6, dtype=torch.float64)
+    model(x)
+    model[0].requires_grad_(False)
+    made = calls(model, monkeypatch)
+    model(x)
+    assert sorted(made) == [(), (3,)]
+    model.to(torch.float32)
+    made.clear()
+    model(x.float())
+    assert sorted(made) == [(), (3,)]
+    cwy.bake(model[1])
+    made.clear()
+    model(x.float())
+    assert sorted(made) == [(), (2,)]
+    model[2] = cwy.orthogonal(nn.Linear(6, 6))
+    made.clear()
+    model(x.float())
+    assert sorted(made) == [(), (2,)]
+
+
 def test_transforms_go_one_at_a_time():
     model = plain()
     cwy.constrain(model, nn.Linear)

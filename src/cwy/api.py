@@ -17,7 +17,7 @@ from .ops._linalg import double, gram_gap, matrix_error
 from .ops.checks import check_tensor
 from .parametrizations import OrthogonalMap
 from .parametrizations.base import Free
-from .parametrizations.constraints import Constraint, named_constraints
+from .parametrizations.constraints import Constraint, named_constraints, note_change
 from .parametrizations.loading import take_no_plain_weights, take_plain_weights
 from .parametrizations.marks import OnManifold, keep, on_manifold, release
 from .parametrizations.reflections import Length
@@ -129,6 +129,7 @@ def orthogonal(
                 weight.data = before
                 raise
         take_plain_weights(module)
+    note_change()
     # It is the gradient of the weight that was.
     weight.grad = None
     return module
@@ -158,6 +159,7 @@ def bake(module: M) -> M:
             layer.register_parameter(name, _ordinary(weight, weight.requires_grad))
         else:
             _bake(layer, name)
+    note_change()
     return module
 
 

@@ -12,7 +12,7 @@ import fnmatch
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from ._torch import backward_number, saved_tensors_are_packed, transform_is_active
 from .api import orthogonal
 from .parametrizations import OrthogonalMap
-from .parametrizations.constraints import Constraint, named_constraints
+from .parametrizations.constraints import Constraint, generation, named_constraints
+from .parametrizations.reflections import ReflectionMap
 
 M = TypeVar("M", bound=nn.Module)
 Where = type[nn.Module] | tuple[type[nn.Module], ...] | str | Callable[[str, nn.Module], bool]
@@ -39,8 +40,9 @@ class together:
     several times. They have no second derivative.
 
     If a parameter changes inside the block, as by an optimizer, the weights are computed again.
-    Under ``torch.compile`` and ``torch.func`` transforms, and for parameters of FSDP2, the layers
-    compute their weights one at a time.
+    Under ``torch.func`` transforms, and for parameters of FSDP2, the layers compute their weights
+    one at a time. Under ``torch.compile`` they do so too, except in models of
+    :func:`cwy.constrain`.
 
     Args:
         model: a module with layers that :func:`cwy.orthogonal` constrains.
@@ -62,7 +64,9 @@ class together:
         self._entered: list[list[_Stack]] = []
 
     def __enter__(self) -> None:
-        stacks = _stacks(self._model)
+        stacks = []
+        if not torch.compiler.is_compiling():
+            stacks = _stacks(self._model)
         for stack in stacks:
             stack.open()
         self._entered.append(stacks)
@@ -125,10 +129,12 @@ def constrain(
 
 def run_together(model: M) -> M:
     """Make each call of a model run :class:`together`. A second call changes nothing."""
-    hooks = model._forward_pre_hooks.values()
-    if not any(isinstance(hook, _Enter) for hook in hooks):
-        model.register_forward_pre_hook(_Enter())
-        model.register_forward_hook(_Exit(), always_call=True)
+    for hook in model._forward_pre_hooks.values():
+        if isinstance(getattr(hook, "__self__", None), _Calls):
+            return model
+    calls = _Calls(model)
+    model.register_forward_pre_hook(calls.enter)
+    model.register_forward_hook(calls.exit, always_call=True)
     return model
 
 
@@ -158,31 +164,61 @@ def _predicate(where: Where) -> Callable[[str, nn.Module], bool]:
     )
 
 
-class _Enter:
-    """Opens a block before a model's forward pass. The model holds what was opened, as a stack."""
+class _Calls:
+    """Opens a block before each forward pass of a model, and closes it afterwards.
 
-    def __call__(self, model: nn.Module, given: tuple[Any, ...]) -> None:
+    The stacks are found once. A stack that does not fit the model any more has them found again.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._stacks = _stacks(model)
+        self._generation = generation()
+        self._opened: list[list[_Stack]] = []
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Calls:
+        """Return one that finds its stacks at its first call. It belongs to a copy of the model."""
+        twin = type(self).__new__(type(self))
+        twin._stacks = []
+        twin._generation = -1
+        twin._opened = []
+        return twin
+
+    def enter(self, model: nn.Module, given: tuple[Any, ...]) -> None:
+        """Open the stacks."""
         if torch.compiler.is_compiling():
+            for stack in self._stacks:
+                stack.give()
             return
-        block = together(model)
-        block.__enter__()
-        _blocks(model).append(block)
+        self._opened.append([])
+        if self._generation != generation() or not all(one.fits() for one in self._stacks):
+            self._stacks = _stacks(model)
+            self._generation = generation()
+        for place, stack in enumerate(self._stacks):
+            if stack.is_checkpointed:
+                # A backward pass may still ask the old one.
+                stack = _Stack(stack.members)
+                self._stacks[place] = stack
+            if stack.is_free():
+                stack.open()
+                self._opened[-1].append(stack)
 
-
-class _Exit:
-    """Closes the block after a model's forward pass, also after an error."""
-
-    def __call__(self, model: nn.Module, given: tuple[Any, ...], result: Any) -> None:
+    def exit(self, model: nn.Module, given: tuple[Any, ...], result: Any) -> None:
+        """Close the stacks, also after an error."""
         if torch.compiler.is_compiling():
+            for stack in self._stacks:
+                stack.take_back()
             return
-        blocks = _blocks(model)
-        if blocks:
-            blocks.pop().__exit__(None, None, None)
+        if self._opened:
+            for stack in self._opened.pop():
+                stack.close()
 
 
-def _blocks(model: nn.Module) -> list[together]:
-    """Return the blocks that are open in a model, the innermost last."""
-    return model.__dict__.setdefault("_together_blocks", [])
+class _Like(NamedTuple):
+    """What the free parameters of a stack have in common."""
+
+    requires_grad: bool
+    dtype: torch.dtype
+    device: torch.device
 
 
 @dataclass
@@ -201,19 +237,58 @@ class _Stack:
     """
 
     def __init__(self, members: Sequence[Constraint]) -> None:
-        self._members = members
+        self.members = members
+        self.is_checkpointed = False
+        self._first = members[0].free[0]
+        self._like = _Like(self._first.requires_grad, self._first.dtype, self._first.device)
+        self._is_stale = False
         self._places = {
             (id(member.map), id(member.free[0])): place for place, member in enumerate(members)
         }
-        self._recorded = any(x.requires_grad for x in members[0].free)
         self._computed: dict[tuple[bool, bool], _Computed] = {}
         self._is_open = False
-        self._checkpointed = False
+
+    def fits(self) -> bool:
+        """Return whether the weights are still of one kind."""
+        if self._is_stale:
+            return False
+        like = self._like
+        for member in self.members:
+            x = member.free[0]
+            if x.requires_grad != like.requires_grad:
+                return False
+            if x.dtype != like.dtype or x.device != like.device:
+                return False
+        return True
+
+    def is_free(self) -> bool:
+        """Return whether no other block serves the weights."""
+        return not any(_is_served(member.map) for member in self.members)
+
+    def give(self) -> None:
+        """Hand each map its weight, in a program that is being compiled."""
+        first = self.members[0].map
+        if not isinstance(first, ReflectionMap) or first.dtype.is_complex:
+            return
+        v = torch.stack([member.free[0] for member in self.members])
+        signs = torch.stack([cast(ReflectionMap, member.map).signs for member in self.members])
+        weights = first.product(v, signs)
+        if first.wide:
+            weights = weights.mT.contiguous()
+        for member, weight in zip(self.members, weights.unbind(0), strict=True):
+            if member.map.kernel is not None:
+                weight = weight.reshape(member.map.kernel)
+            member.map.given = weight
+
+    def take_back(self) -> None:
+        """Let each map compute by itself again, after :meth:`give`."""
+        for member in self.members:
+            member.map.given = None
 
     def open(self) -> None:
         """Let the maps ask this stack for their weights."""
         self._is_open = True
-        for member in self._members:
+        for member in self.members:
             member.map.stack = self
 
     def close(self) -> None:
@@ -222,28 +297,27 @@ class _Stack:
         Weights that were used in a checkpointed region stay. Its recomputation asks for them again.
         """
         self._is_open = False
-        if self._checkpointed:
+        if self.is_checkpointed:
             return
         self._computed.clear()
-        for member in self._members:
+        for member in self.members:
             if member.map.stack is self:
                 member.map.stack = None
 
     @property
     def serves(self) -> bool:
         """Whether the maps may ask for weights: inside the block, or in a recomputation."""
-        return self._is_open or (self._checkpointed and backward_number() >= 0)
+        return self._is_open or (self.is_checkpointed and backward_number() >= 0)
 
     def weight(self, chart: OrthogonalMap, free: tuple[Tensor, ...]) -> Tensor | None:
         """Return the weight of a map, or None if the map must compute it by itself."""
         if torch.compiler.is_compiling() or transform_is_active() or not self.serves:
             return None
         place = self._places.get((id(chart), id(free[0])))
-        if place is None:
+        if place is None or free[0].requires_grad != self._like.requires_grad:
+            self._is_stale = True
             return None
-        if free[0].requires_grad != self._recorded:
-            return None
-        recording = self._recorded and torch.is_grad_enabled()
+        recording = self._like.requires_grad and torch.is_grad_enabled()
         mode = (recording, torch.is_inference_mode_enabled())
         computed = self._computed.get(mode)
         if computed is None or computed.versions[place] != _versions(chart, free):
@@ -252,40 +326,40 @@ class _Stack:
             computed = self._compute(recording)
             self._computed[mode] = computed
         if saved_tensors_are_packed():
-            self._checkpointed = True
+            self.is_checkpointed = True
         return computed.weights[place]
 
     def _compute(self, recording: bool) -> _Computed:
         """Compute the weights of all members."""
         if recording:
-            flat = [x for member in self._members for x in member.free]
+            flat = [x for member in self.members for x in member.free]
             slices = _Together.apply(self, *flat)
         else:
             with torch.no_grad():
                 slices = self.form(self.stacked_free()).unbind(0)
         weights = []
-        for member, matrix in zip(self._members, slices, strict=True):
+        for member, matrix in zip(self.members, slices, strict=True):
             kernel = member.map.kernel
             if kernel is not None:
                 matrix = matrix.reshape(kernel)
             weights.append(matrix)
-        versions = [_versions(member.map, member.free) for member in self._members]
+        versions = [_versions(member.map, member.free) for member in self.members]
         return _Computed(tuple(weights), versions)
 
     def stacked_free(self) -> list[Tensor]:
         """Return the free parameters, each kind of them stacked along a new first dimension."""
-        kinds = zip(*(member.free for member in self._members), strict=True)
+        kinds = zip(*(member.free for member in self.members), strict=True)
         return [torch.stack([x.detach() for x in kind]) for kind in kinds]
 
     def form(self, free: Sequence[Tensor]) -> Tensor:
         """Compute the weights of stacked free parameters by one map that has all of the states."""
-        first = self._members[0].map
+        first = self.members[0].map
         both = copy.copy(first)
-        both.batch = (len(self._members), *first.batch)
+        both.batch = (len(self.members), *first.batch)
         both._buffers = dict(first._buffers)
         for name in first.stacked_buffers or ():
             if name in both._buffers:
-                states = [member.map.get_buffer(name) for member in self._members]
+                states = [member.map.get_buffer(name) for member in self.members]
                 both._buffers[name] = torch.stack(states)
         both.kernel = None
         both.stack = None
@@ -348,19 +422,24 @@ def _stacks(model: nn.Module) -> list[_Stack]:
     return [_Stack(members) for members in kinds.values() if len(members) > 1]
 
 
+def _is_served(chart: OrthogonalMap) -> bool:
+    """Return whether an open block, or a recomputation, serves a map."""
+    return chart.stack is not None and chart.stack.serves
+
+
 def _kind(constraint: Constraint) -> tuple[Any, ...] | None:
     """Return what weights of one kind have in common, or None if the weight takes no part."""
     chart = constraint.map
     if chart.stacked_buffers is None:
         return None
-    if chart.stack is not None and chart.stack.serves:
+    if _is_served(chart):
         return None
     if any(type(x) not in (Tensor, nn.Parameter) for x in constraint.free):
         return None
     plain = {
         name: value
         for name, value in vars(chart).items()
-        if isinstance(value, (bool, int, float, str)) or name == "batch"
+        if name == "batch" or (name != "training" and isinstance(value, (bool, int, float, str)))
     }
     free = [(x.shape, x.dtype, x.device, x.requires_grad) for x in constraint.free]
     return (type(chart), tuple(sorted(plain.items())), tuple(free))

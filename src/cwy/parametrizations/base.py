@@ -50,6 +50,9 @@ class OrthogonalMap(nn.Module):
     stack: Stack | None = None
     """Computes the weight together with others, while :class:`cwy.together` is active."""
 
+    given: Tensor | None = None
+    """The weight, inside a compiled program that computes all weights of a kind at once."""
+
     def __init__(
         self,
         n: int,
@@ -77,9 +80,10 @@ class OrthogonalMap(nn.Module):
         self._registered = False
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the stack. It belongs to a forward pass, not to the map."""
+        """Leave out what belongs to a forward pass, not to the map."""
         state = dict(self.__dict__)
         state.pop("stack", None)
+        state.pop("given", None)
         return state
 
     @property
@@ -124,6 +128,8 @@ class OrthogonalMap(nn.Module):
 
     def forward(self, *free: Tensor) -> Tensor:
         """Return the weight of the free parameters."""
+        if self.given is not None:
+            return self.given
         if self.stack is not None:
             weight = self.stack.weight(self, free)
             if weight is not None:

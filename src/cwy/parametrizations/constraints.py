@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import NamedTuple, cast
 
@@ -28,6 +29,21 @@ class Constraint(NamedTuple):
     name: str
     map: OrthogonalMap
     free: tuple[Tensor, ...]
+
+
+_changes = itertools.count()
+_generation = next(_changes)
+
+
+def generation() -> int:
+    """Return a number that changes when a weight of any model is constrained or baked."""
+    return _generation
+
+
+def note_change() -> None:
+    """Make :func:`generation` return another number."""
+    global _generation
+    _generation = next(_changes)
 
 
 def named_constraints(model: nn.Module) -> Iterator[Constraint]:
