@@ -256,6 +256,19 @@ def test_on_a_gpu_all_that_is_here_passes_and_is_timed(bench, sizes, recorded, n
     assert peak(lambda: torch.empty(1 << 20, device=device), device) == 4 << 20
 
 
+def test_a_training_step_is_timed_for_every_kind_of_weight():
+    entries = load("model").entries
+    rows = measured(entries, [(8, 2, 4), (8, 3, 2, 4)], context(torch.device("cpu"), 0), SHORT)
+    assert {row.status for row in rows} <= {"ok", "skipped", "missing"}, [
+        row.reason for row in rows
+    ]
+    timed = {(row.size, row.entry) for row in rows if row.status == "ok"}
+    for size in ("8x2x4", "8x3x2x4"):
+        for kind in ("free", "cwy", "cwy together"):
+            assert {(size, f"{kind} (eager)"), (size, f"{kind} (autocast)")} <= timed
+    assert ("8x2x4", "torch cayley (eager)") in timed
+
+
 @pytest.mark.gpu
 def test_a_first_call_compiles_and_the_next_process_need_not(monkeypatch, tmp_path):
     from cwy.bench.suites import compile as first

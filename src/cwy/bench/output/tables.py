@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
@@ -153,6 +154,8 @@ def findings(found: Sequence[Measurement], baseline: str) -> str:
     both = None
     if ours is not None:
         both = ours.seconds("both")
+    if ours is not None and not both and ours.seconds("forward"):
+        return _of_steps(found, ours)
     if ours is None or not both:
         return f"{baseline} has no time at {found[0].size}."
     words = f"At {ours.size}, {baseline} takes {ms(both)} ms forward + backward"
@@ -172,6 +175,21 @@ def findings(found: Sequence[Measurement], baseline: str) -> str:
         ends = dict.fromkeys([slower[0], slower[-1]])
         words += f" Slower: {' to '.join(ends)}."
     return words + _ahead_forward(compared, ours)
+
+
+def _of_steps(found: Sequence[Measurement], base: Measurement) -> str:
+    """Say how long steps without a backward pass of their own take, compared with the baseline."""
+    seconds = base.seconds("forward") or math.nan
+    words = f"At {base.size}, a step of {base.entry} takes {ms(seconds)} ms."
+    ratios = []
+    for one in found:
+        step = one.seconds("forward")
+        if one.group == "ours" and step and one.entry != base.entry:
+            ratios.append((step / seconds, one.entry))
+    if not ratios:
+        return words
+    ratio, fastest = min(ratios)
+    return f"{words} The fastest of ours, {fastest}, takes {times(ratio)} times that."
 
 
 def _beside_the_floor(found: Sequence[Measurement], both: float) -> str:

@@ -113,6 +113,15 @@ BENCHES = {
             counts=False,
         ),
         Bench(
+            "model",
+            "A training step of D layers, in the modes that users run them.",
+            ("NxDxB", "NxLxDxB"),
+            "256x8x64,256x32x8x64",
+            "64x3x32",
+            gpu="256x24x512,1024x12x512,256x32x24x512",
+            counts=False,
+        ),
+        Bench(
             "figure1c",
             "The paper's Figure 1c: CWY, exponential and Cayley map against N.",
             ("N",),
@@ -148,13 +157,14 @@ BENCHES = {
 
 def load(name: str) -> Suite:
     """Import what a benchmark times. Only this loads torch."""
-    from . import matrix, multiply, paper, rnn, stiefel
+    from . import matrix, model, multiply, paper, rnn, stiefel
 
     suites = {
         "matrix": matrix.SUITE,
         "multiply": multiply.SUITE,
         "stiefel": stiefel.SUITE,
         "rnn": rnn.SUITE,
+        "model": model.SUITE,
         "figure1c": paper.FIGURE_1C,
         "figure2": paper.FIGURE_2,
         "table1": paper.TABLE_1,
@@ -174,9 +184,11 @@ _EXAMPLES = {
     "N": "512",
     "NxM": "4096x64",
     "BxNxM": "64x128x128",
+    "NxDxB": "256x24x512",
     "NxLxB": "4096x64x128",
     "NxBxT": "190x128x200",
     "NxLxBxT": "1024x128x64x20",
+    "NxLxDxB": "256x32x24x512",
 }
 
 

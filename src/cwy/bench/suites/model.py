@@ -1,0 +1,224 @@
+"""The benchmark ``model``: a whole training step of a stack of layers, as users write it.
+
+A step is the forward pass, the backward pass and a step of AdamW. The learning rate is 0, so that
+each step computes the same, and its loss can be compared with float64.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+
+from ... import many
+from ...api import orthogonal
+from ...ops._linalg import double
+from ..harness.entry import Case, Entry, Group, gaussian
+from . import Size, Suite
+
+COMPILED = 128
+"""The least N whose programs are compiled. For smaller ones compilation is all that takes time."""
+WARM_UP = 3
+"""Calls before any is timed: compilers record and capture in them."""
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Describe a stack of layers.
+
+    Attributes:
+        units: N.
+        reflections: L, or None for all.
+        depth: the number of layers.
+        batch: the number of rows of the input.
+    """
+
+    units: int
+    reflections: int | None
+    depth: int
+    batch: int
+
+
+@dataclass(frozen=True)
+class Mode:
+    """Describe how a step runs.
+
+    Attributes:
+        name: as entries show it.
+        about: exactly what is done.
+        compile: the mode of ``torch.compile``, or None for eager mode.
+        autocast: the dtype of autocast, or None.
+    """
+
+    name: str
+    about: str
+    compile: str | None = None
+    autocast: torch.dtype | None = None
+
+
+MODES = (
+    Mode("eager", "eager mode"),
+    Mode("compiled", "torch.compile(model)", compile="default"),
+    Mode(
+        "reduce-overhead",
+        "torch.compile(model, mode='reduce-overhead')",
+        compile="reduce-overhead",
+    ),
+    Mode("autocast", "eager mode under autocast to bfloat16", autocast=torch.bfloat16),
+)
+
+
+def _free(model: nn.Module, stack: Stack) -> None:
+    """Leave the weights free."""
+
+
+def _single(model: nn.Module, stack: Stack) -> None:
+    for layer in _linear(model):
+        orthogonal(layer, reflections=stack.reflections)
+
+
+def _together(model: nn.Module, stack: Stack) -> None:
+    many.constrain(model, nn.Linear, reflections=stack.reflections)
+
+
+def _torchs(orthogonal_map: str) -> Callable[[nn.Module, Stack], None]:
+    def constrain(model: nn.Module, stack: Stack) -> None:
+        for layer in _linear(model):
+            parametrizations.orthogonal(layer, orthogonal_map=orthogonal_map)
+
+    return constrain
+
+
+def _geotorch(model: nn.Module, stack: Stack) -> None:
+    import geotorch  # pyrefly: ignore[missing-import]
+
+    for layer in _linear(model):
+        geotorch.orthogonal(layer, "weight")
+
+
+def _linear(model: nn.Module) -> list[nn.Linear]:
+    return [layer for layer in model if isinstance(layer, nn.Linear)]  # pyrefly: ignore
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Describe a kind of weight.
+
+    Attributes:
+        name: as entries show it.
+        about: exactly what constrains the weights.
+        constrain: constrains the layers of a model in place.
+        group, package: as of an entry.
+        any_reflections: whether it takes fewer reflections than units.
+    """
+
+    name: str
+    about: str
+    constrain: Callable[[nn.Module, Stack], None]
+    group: Group = "peer"
+    package: str = "torch"
+    any_reflections: bool = False
+
+
+KINDS = (
+    Kind("free", "free weights", _free, group="floor", any_reflections=True),
+    Kind("cwy", "cwy.orthogonal on each layer", _single, "ours", "cwy", any_reflections=True),
+    Kind("cwy together", "cwy.constrain", _together, "ours", "cwy", any_reflections=True),
+    Kind("torch cayley", "torch's orthogonal, orthogonal_map='cayley'", _torchs("cayley")),
+    Kind("torch matrix_exp", "torch's orthogonal, 'matrix_exp'", _torchs("matrix_exp")),
+    Kind("geotorch", "geotorch.orthogonal", _geotorch, package="geotorch"),
+)
+
+
+def baseline(size: Size, device: str) -> str:
+    """Name the entry that the others are compared with."""
+    return "free (eager)"
+
+
+def entries(size: Size) -> list[Entry]:
+    """List every kind of weight in every mode."""
+    stack = _stack(size)
+    found = []
+    for kind in KINDS:
+        if stack.reflections is not None and not kind.any_reflections:
+            continue
+        found += [_entry(stack, kind, mode) for mode in MODES]
+    return found
+
+
+def _stack(size: Size) -> Stack:
+    if len(size) == 3:
+        units, depth, batch = size
+        return Stack(units, None, depth, batch)
+    units, reflections, depth, batch = size
+    return Stack(units, reflections, depth, batch)
+
+
+def _entry(stack: Stack, kind: Kind, mode: Mode) -> Entry:
+    def why_not(dtype: torch.dtype, device: torch.device) -> str | None:
+        if mode.compile is not None and stack.units < COMPILED:
+            return f"stacks below N = {COMPILED} are not compiled"
+        if mode.name == "reduce-overhead" and device.type != "cuda":
+            return "it is for GPUs"
+        return None
+
+    gate = mode.autocast
+    return Entry(
+        f"{kind.name} ({mode.name})",
+        f"a training step with {kind.about}: {mode.about}",
+        functools.partial(_case, stack, kind, mode),
+        group=kind.group,
+        package=kind.package,
+        differentiable=False,
+        gate=gate,
+        why_not=why_not,
+    )
+
+
+def _case(stack: Stack, kind: Kind, mode: Mode, dtype: torch.dtype, device: torch.device) -> Case:
+    layers = []
+    for _ in range(stack.depth):
+        layers += [nn.Linear(stack.units, stack.units), nn.GELU()]
+    model = nn.Sequential(*layers).to(device=device, dtype=dtype)
+    kind.constrain(model, stack)
+    exact = copy.deepcopy(model).double()
+    x = gaussian(stack.batch, stack.units, dtype=dtype, device=device)
+    step = _Step(model, mode, device)
+    for _ in range(WARM_UP):
+        step(x)
+    return Case(step, (x,), lambda x: exact(double(x)).square().mean(), None)
+
+
+class _Step:
+    """Take a training step, and return its loss."""
+
+    def __init__(self, model: nn.Module, mode: Mode, device: torch.device) -> None:
+        self._run: Callable[[Tensor], Tensor] = model
+        if mode.compile is not None:
+            self._run = torch.compile(model, fullgraph=True, mode=mode.compile)
+        self._optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, fused=True)
+        self._mode = mode
+        self._device = device
+
+    def _within(self) -> AbstractContextManager:
+        if self._mode.autocast is None:
+            return nullcontext()
+        return torch.autocast(self._device.type, self._mode.autocast)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            self._optimizer.zero_grad()
+            with self._within():
+                loss = self._run(x.detach()).square().mean()
+            loss.backward()
+            self._optimizer.step()
+        return loss.detach().clone()
+
+
+SUITE = Suite(entries, baseline)
