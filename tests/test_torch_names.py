@@ -258,3 +258,12 @@ def test_lazy_conjugation_inside_an_op_of_a_compiled_program():
     x = torch.randn(3, dtype=torch.complex128)
     compiled = torch.compile(torch.ops.cwy_test.squares, backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(compiled(x), x * x.conj())
+
+
+def test_more_programs_of_one_function_may_be_compiled():
+    with torch._dynamo.config.patch(recompile_limit=1):
+        _torch.allow_compilations(3)
+        torch._dynamo.reset()
+        form = torch.compile(lambda x, n: x * n, backend="eager", fullgraph=True, dynamic=False)
+        x = torch.ones(2)
+        assert [form(x, n).sum().item() for n in (2, 3, 4)] == [4, 6, 8]

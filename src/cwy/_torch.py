@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_map_only
 __all__ = [
     "ConvNd",
     "FakeTensorMode",
+    "allow_compilations",
     "backward_number",
     "below_autograd",
     "dispatch_mode_count",
@@ -117,6 +118,15 @@ def with_lazy_conjugation() -> Iterator[None]:
     excluded = excluded.remove(torch._C.DispatchKey.Negative)
     with torch._C._ForceDispatchKeyGuard(included, excluded):
         yield
+
+
+def allow_compilations(count: int) -> None:
+    """Let ``torch.compile`` keep at least so many programs of one function.
+
+    All compiled modules share a function, so a process with many of them meets torch's limit of 8.
+    """
+    config = torch._dynamo.config
+    config.recompile_limit = max(config.recompile_limit, count)
 
 
 def unparametrized_class(module: nn.Module) -> type[nn.Module]:

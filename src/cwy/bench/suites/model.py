@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 from ... import many
+from ..._torch import allow_compilations
 from ...api import orthogonal
 from ...ops._linalg import double
 from ..harness.entry import Case, Entry, Group, gaussian
@@ -24,6 +25,8 @@ from . import Size, Suite
 
 COMPILED = 128
 """The least N whose programs are compiled. For smaller ones compilation is all that takes time."""
+PROGRAMS = 256
+"""The most compiled stacks of one process."""
 WARM_UP = 3
 """Calls before any is timed: compilers record and capture in them."""
 
@@ -201,6 +204,7 @@ class _Step:
     def __init__(self, model: nn.Module, mode: Mode, device: torch.device) -> None:
         self._run: Callable[[Tensor], Tensor] = model
         if mode.compile is not None:
+            allow_compilations(PROGRAMS)
             self._run = torch.compile(model, fullgraph=True, mode=mode.compile)
         self._optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, fused=True)
         self._mode = mode
