@@ -46,12 +46,20 @@ def overview(found: Sequence[Measurement], sizes: Sequence[Size], kind: str = "b
             timed[one.entry, one.size] = one
             times[one.entry, one.size] = time.median
     ranked = sorted(times, key=lambda place: (place[1] != names[-1], times[place]))
-    view = blank(f"{KINDS[kind]}, ms", "entry", *_headings(names))
+    title = f"{KINDS[kind]}, ms"
+    if kind in ("forward", "both") and are_steps(found):
+        title = "A step, ms"
+    view = blank(title, "entry", *_headings(names))
     for entry in dict.fromkeys(entry for entry, _ in ranked):
         first = next(timed[entry, name] for name in names if (entry, name) in timed)
         cells = [_or(times.get((entry, name)), ms) for name in names]
         view.add_row(marked(first), *cells, style=STYLES[first.group])
     return view
+
+
+def are_steps(found: Sequence[Measurement]) -> bool:
+    """Return whether each measurement is of a whole step, without a backward pass of its own."""
+    return not any(one.seconds("both") for one in found)
 
 
 def _headings(names: Sequence[str]) -> list[str]:
@@ -82,7 +90,12 @@ def detail(found: Sequence[Measurement], baseline: str, steps: int | None = None
     ]
     if steps is not None:
         headings[-1] = "µs a\nstep"
-    view = blank(f"Size {found[0].size}", "entry", *headings)
+    shown = range(len(headings))
+    if are_steps(found):
+        # Backward passes and orthogonality have no numbers of their own.
+        headings[0] = "step\nms"
+        shown = (0, 2, 3, 4, 5)
+    view = blank(f"Size {found[0].size}", "entry", *[headings[i] for i in shown])
     for one in timed:
         both = one.seconds("both")
         cells = [
@@ -97,7 +110,7 @@ def detail(found: Sequence[Measurement], baseline: str, steps: int | None = None
         ]
         if steps is not None:
             cells[-1] = _or(both, lambda seconds: ms(seconds / steps * 1e3))
-        view.add_row(marked(one), *cells, style=STYLES[one.group])
+        view.add_row(marked(one), *[cells[i] for i in shown], style=STYLES[one.group])
     return view
 
 
