@@ -15,7 +15,7 @@ from matplotlib.ticker import NullLocator
 from ..._atomic import whole
 from ..suites import Size, show_size
 from .rows import KINDS, Measurement, Panel, Time, caption
-from .tables import Last, product, rate, ratios, times
+from .tables import Last, are_steps, product, rate, ratios, times
 
 # Colors that color-blind readers can tell apart: Okabe and Ito's for ours, then Tol's "muted".
 BLUE = "#0072B2"
@@ -140,10 +140,14 @@ def _axis(panel: Panel) -> _Axis:
 
 def _lines(panel: Panel, baseline: str, means: bool) -> Figure:
     kinds = ["forward", "both"]
+    titles = dict(KINDS)
+    if are_steps(panel.found):
+        kinds = ["forward"]
+        titles["forward"] = "A step"
     if any(one.seconds("both_graph") for one in panel.found):
         kinds.append("both_graph")
     figure = Figure(figsize=(4 + 4 * len(kinds), 6.5), layout="constrained")
-    panes = figure.subplots(1, len(kinds), sharey=True)
+    panes = figure.subplots(1, len(kinds), sharey=True, squeeze=False)[0]
     axis = _axis(panel)
     styles = _styles(panel.found, baseline)
     for axes, kind in zip(panes, kinds, strict=True):
@@ -152,7 +156,7 @@ def _lines(panel: Panel, baseline: str, means: bool) -> Figure:
             lines.draw(axes, entry, style)
         lines.draw_limit(axes, baseline)
         _label(axes, axis)
-        axes.set_title(KINDS[kind])
+        axes.set_title(titles[kind])
     unit = "a call, ms"
     if panel.form.endswith("T"):
         unit = "a step, µs"
