@@ -317,7 +317,7 @@ def test_every_variant_compiles_without_a_gpu(monkeypatch, tmp_path):
     monkeypatch.setattr(tiling, "clusters", lambda blocks, device: 120 // blocks)
     compiled = []
 
-    def kernel(path, name, macros, shared, wide, structures):
+    def kernel(path, name, macros, shared, large_clusters, structures):
         compiled.append((path, tuple(sorted(macros.items())), shared, structures))
 
     monkeypatch.setattr(_nvrtc, "kernel", kernel)

@@ -42,10 +42,12 @@ class Kernel:
         code: the cubin.
         name: the name of the function.
         shared: bytes of dynamic shared memory of a block.
-        wide: whether clusters of more than eight blocks are allowed.
+        large_clusters: whether clusters of more than eight blocks are allowed.
     """
 
-    def __init__(self, code: bytes, name: str, shared: int = 0, wide: bool = False) -> None:
+    def __init__(
+        self, code: bytes, name: str, shared: int = 0, large_clusters: bool = False
+    ) -> None:
         driver = bindings("driver")
         self._driver = driver
         self._code = code
@@ -59,7 +61,7 @@ class Kernel:
         if shared > _USUAL_SHARED_BYTES:
             key = attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             value_of(driver.cuFuncSetAttribute(self._function, key, shared))
-        if wide:
+        if large_clusters:
             key = attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
             value_of(driver.cuFuncSetAttribute(self._function, key, 1))
 
@@ -177,13 +179,13 @@ def loaded(
     defines: Defines,
     structures: Structures,
     shared: int,
-    wide: bool,
+    large_clusters: bool,
     index: int,
 ) -> Kernel:
     """Return a function compiled for a GPU, from this process's memory if possible."""
     with torch.cuda.device(index):
         code = cubin(path, defines, arch(torch.device("cuda", index)), structures)
-        return Kernel(code, name, shared, wide)
+        return Kernel(code, name, shared, large_clusters)
 
 
 def kernel(
@@ -191,7 +193,7 @@ def kernel(
     name: str,
     defines: dict[str, int],
     shared: int = 0,
-    wide: bool = False,
+    large_clusters: bool = False,
     structures: Structures = (),
 ) -> Kernel:
     """Return the function ``name`` of a source with these macros, for the current GPU.
@@ -201,8 +203,10 @@ def kernel(
         name: the name of the function.
         defines: its macros.
         shared: bytes of dynamic shared memory of a block.
-        wide: whether clusters of more than eight blocks are allowed.
+        large_clusters: whether clusters of more than eight blocks are allowed.
         structures: what ``structures.cuh`` declares.
     """
     macros = tuple(sorted(defines.items()))
-    return loaded(path, name, macros, structures, shared, wide, torch.cuda.current_device())
+    return loaded(
+        path, name, macros, structures, shared, large_clusters, torch.cuda.current_device()
+    )

@@ -125,7 +125,7 @@ class Tiling:
             "rollout",
             macros,
             shared=4 * (self.shared + ring),
-            wide=self.cluster > 8,
+            large_clusters=self.cluster > 8,
             structures=(Tensors,),
         )
 

@@ -54,12 +54,12 @@ class QY(NamedTuple):
 
 def factors(v: Tensor) -> Factors:
     """Compute the factors of v."""
-    u, reciprocal, wide = normalize(v, has_fast_double(v.get_device()))
-    if wide is None:
+    u, reciprocal, in_double = normalize(v, has_fast_double(v.get_device()))
+    if in_double is None:
         product = gram(u)
     else:
-        product = gram(wide)
-        del wide  # it is twice as large as u
+        product = gram(in_double)
+        del in_double  # it is twice as large as u
     return Factors(u, inverse(product), reciprocal)
 
 
@@ -143,7 +143,7 @@ class Normalized(NamedTuple):
 
     u: Tensor
     reciprocal: Tensor
-    wide: Tensor | None
+    in_double: Tensor | None
 
 
 def normalize(v: Tensor, widen: bool) -> Normalized:
@@ -152,13 +152,13 @@ def normalize(v: Tensor, widen: bool) -> Normalized:
     *batch, n, size = v.shape
     u = torch.empty_like(v)
     reciprocal = v.new_empty((*batch, 1, size))
-    wide = None
+    in_double = None
     if widen:
-        wide = torch.empty_like(v, dtype=torch.float64)
+        in_double = torch.empty_like(v, dtype=torch.float64)
     count = math.prod(batch)
     launch = _over_columns("normalize", count, size, v.get_device())
-    launch(v, u, wide, reciprocal, count, n, size)
-    return Normalized(u, reciprocal, wide)
+    launch(v, u, in_double, reciprocal, count, n, size)
+    return Normalized(u, reciprocal, in_double)
 
 
 def project_(du: Tensor, u: Tensor, reciprocal: Tensor, norm: Tensor | None = None) -> Tensor:

@@ -92,11 +92,13 @@ class Source:
     macros: dict[str, int] = field(default_factory=dict)
     batched: bool = True
 
-    def kernel(self, tiles: Tiles, wide: bool) -> _nvrtc.Kernel:
-        """Compile it for the current GPU, ``wide`` for clusters of more than eight blocks."""
+    def kernel(self, tiles: Tiles, large_clusters: bool) -> _nvrtc.Kernel:
+        """Compile it for the current GPU. Large clusters have more than eight blocks."""
         macros = MACROS | tiles.macros | self.macros
         path = KERNELS / self.file
-        return _nvrtc.kernel(path, self.name, macros, SHARED_BYTES, wide, (self.structure,))
+        return _nvrtc.kernel(
+            path, self.name, macros, SHARED_BYTES, large_clusters, (self.structure,)
+        )
 
 
 class Division(NamedTuple):
@@ -123,13 +125,13 @@ class Division(NamedTuple):
 def divide(source: Source, count: int, n: int, size: int, device: int) -> Division:
     """Return the division for ``count`` matrices ``n`` x ``size``."""
     cluster = _largest_cluster(device)
-    wide = cluster == tiers.CLUSTER_BLOCKS
+    large_clusters = cluster == tiers.CLUSTER_BLOCKS
     tiles = FEW_TILES
     with torch.cuda.device(device):
-        kernel = source.kernel(tiles, wide)
+        kernel = source.kernel(tiles, large_clusters)
         if source.batched and _fills(count, n, size, kernel.blocks(tiers.THREADS)):
             tiles = MANY_TILES
-            kernel = source.kernel(tiles, wide)
+            kernel = source.kernel(tiles, large_clusters)
         fit = kernel.blocks(tiers.THREADS)
     groups = 1
     if source.batched:
@@ -148,7 +150,7 @@ def divide(source: Source, count: int, n: int, size: int, device: int) -> Divisi
     panels = own * (-(-n // SIDE) + -(-size // SIDE))
     products = own * _tile_count(n, size, tiles.side)
     each = min(room, max(products, panels, columns * chunks, grams * splits))
-    if source.batched and wide and max(n, size) <= tiers.CLUSTER_SIDE:
+    if source.batched and large_clusters and max(n, size) <= tiers.CLUSTER_SIDE:
         each = min(each, cluster)
     if 1 < each <= cluster and kernel.clusters(tiers.THREADS, each) >= groups:
         launch = kernel.prepare((groups * each, 1), tiers.THREADS, cluster=each)
