@@ -311,7 +311,8 @@ def cwy_multiply(v: Tensor, x: Tensor, adjoint: bool) -> Tensor:
     return _Multiply.apply(v, x, adjoint)[0]
 
 
-# The passes of the registered ops. They run without a graph.
+# The passes of the registered ops. They run without a graph. Only a second derivative reads the
+# vectors, so the unit columns stand in their place: Saved(u, u, ...).
 
 _NO_GRADIENTS = FactorGradients(None, None)
 
@@ -350,6 +351,7 @@ def backward_matrix(
     saved = Saved(u, u, factor, reciprocal)
     if u.shape[-1] < u.shape[-2]:
         return matrix_backward(saved, None, z, _NO_GRADIENTS)
+    # The factor is Y here, and T is not read.
     return matrix_backward(saved, sign_columns(q, signs), z, _NO_GRADIENTS, factor)
 
 

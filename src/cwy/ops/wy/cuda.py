@@ -71,7 +71,8 @@ def _capable(device: int) -> bool:
 def _needs_aten(z: Tensor | None, given: FactorGradients = _NO_GRADIENTS) -> bool:
     """Return whether ATen ops must compute the backward pass.
 
-    They do if it is differentiated again, if the factors were used, or if there are many z.
+    They do if it is differentiated again, if the factors have gradients, or if the kernels can't
+    take z, for example a batch of gradients under ``vmap``.
     """
     if z is None or given.u is not None or given.t is not None:
         return True
@@ -140,7 +141,9 @@ class _Wide(Function):
         return _large_wide_gradient(u, y, reciprocal, q, z, signs, way=way), None
 
 
-class _Matrix(Function):
+class _Narrow(Function):
+    """Matrices with L < N. The factors are outputs too, for a second derivative."""
+
     @staticmethod
     def forward(ctx, v, signs):
         tier = tiers.choose(v)
@@ -331,7 +334,7 @@ def _flat(x: Tensor) -> Tensor:
 
 
 def _kernel_signs(signs: Tensor | None, v: Tensor) -> Tensor | None:
-    """Return signs as the kernels take them, or None if they can't."""
+    """Return signs as the kernels take them, or None if they can't or there are none."""
     if signs is None or signs.dtype != v.dtype or signs.requires_grad:
         return None
     if why_only_autograd(signs) is not None:
@@ -360,7 +363,7 @@ def cwy_matrix(v: Tensor, signs: Tensor | None = None) -> Tensor:
     elif flat.shape[-1] >= flat.shape[-2]:
         q = _Wide.apply(flat, inside)
     else:
-        q = _Matrix.apply(flat, inside)[0]
+        q = _Narrow.apply(flat, inside)[0]
     if v.dim() > 3:
         q = q.unflatten(0, v.shape[:-2])
     if inside is None:
@@ -389,7 +392,7 @@ def cwy_multiply(v: Tensor, x: Tensor, adjoint: bool) -> Tensor:
     return y.reshape(x.shape)
 
 
-# The passes of the registered ops. They run without a graph.
+# The passes of the registered ops. They run without a graph, as in analytic.py.
 
 
 def _with_batch(batch: torch.Size, *flat: Tensor) -> tuple[Tensor, ...]:
