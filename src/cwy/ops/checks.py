@@ -40,6 +40,13 @@ def wrong_sign(signs: Tensor) -> str | None:
     return str(signs[~right][0].item())
 
 
+def sign_error(call: str, wrong: str) -> ValueError:
+    """Return the error for signs that :func:`wrong_sign` found wrong."""
+    return ValueError(
+        f"{call}: signs must be ±1 (complex: of modulus 1), got {wrong}. Use torch.sgn(signs)."
+    )
+
+
 def wrong_sign_in(state: dict[str, Tensor], prefix: str) -> str | None:
     """Return an error if the signs of a state dict are not ±1, or None."""
     key = f"{prefix}signs"

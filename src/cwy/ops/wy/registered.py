@@ -18,7 +18,7 @@ from torch.autograd import Function
 from ..._torch import below_autograd, with_lazy_conjugation
 from .. import dispatch
 from .._library import define
-from ..checks import wrong_sign
+from ..checks import sign_error, wrong_sign
 from .composite import sign_columns
 
 
@@ -86,14 +86,12 @@ def _as_in_eager_mode(compute: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _check_signs(call: str, signs: Tensor | None) -> None:
-    """Raise unless signs are ±1, where their values can be read without waiting for a device."""
+    """Raise unless signs are ±1. Only on a CPU are values read without synchronization."""
     if signs is None or signs.device.type != "cpu":
         return
     wrong = wrong_sign(signs)
     if wrong is not None:
-        raise ValueError(
-            f"{call}: signs must be ±1 (complex: of modulus 1), got {wrong}. Use torch.sgn(signs)."
-        )
+        raise sign_error(call, wrong)
 
 
 @_as_in_eager_mode

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..._torch import dispatch_mode_count, has_storage
 from .. import dispatch
-from ..checks import check_tensor, wrong_sign
+from ..checks import check_tensor, sign_error, wrong_sign
 
 
 class WY(NamedTuple):
@@ -64,9 +64,7 @@ def _check_signs(
             "Use torch.where(signs, -1, 1) if True stands for -1."
         )
     if _readable(signs) and (wrong := wrong_sign(signs)) is not None:
-        raise ValueError(
-            f"{call}: signs must be ±1 (complex: of modulus 1), got {wrong}. Use torch.sgn(signs)."
-        )
+        raise sign_error(call, wrong)
 
 
 def _readable(x: Tensor) -> bool:
