@@ -8,8 +8,8 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from ..ops._linalg import double, nearest_orthogonal
-from ..ops.skew import matrix_exp, multiply, polished
+from ..ops._linalg import double, multiply, nearest_orthogonal
+from ..ops.skew import matrix_exp, polished
 from ..registry import register
 from .constraints import named_constraints
 from .skew import SkewMap

@@ -27,8 +27,8 @@ from .nonlinearities import Nonlinearity
 from .steps import Adjoint, Cell, Chunk, StepLoops
 
 
-class Rollout(NamedTuple):
-    """One recurrence: its step, the rows of each step, and what is kept.
+class Plan(NamedTuple):
+    """One recurrence, ready to run: its step, the rows of each step, and what is kept.
 
     Tensors over time are flat, ``(sum of sizes, N)``. Those of a convolution are images,
     ``(sum of sizes, C, H, W)``.
@@ -131,18 +131,18 @@ def total(sizes: list[int]) -> int:
     return sum(sizes)
 
 
-def forward(x: Tensor, h0: Tensor, rollout: Rollout) -> Results:
+def forward(x: Tensor, h0: Tensor, plan: Plan) -> Results:
     """Run all steps."""
-    sizes = rollout.sizes
+    sizes = plan.sizes
     kept_rows = 0
-    if rollout.keeps_states:
+    if plan.keeps_states:
         kept_rows = total(sizes)
     states = rows_like(h0, kept_rows)
-    keeper = _Keeper(rollout, h0)
+    keeper = _Keeper(plan, h0)
     ended = []
     h = h0
     at = 0
-    for start, stop in rollout.chunks():
+    for start, stop in plan.chunks():
         chunk = sizes[start:stop]
         rows = slice(at, at + total(chunk))
         into = None
@@ -150,7 +150,7 @@ def forward(x: Tensor, h0: Tensor, rollout: Rollout) -> Results:
             into = states[rows]
         z = keeper.memory_for_z(rows)
         keeper.begin(h, chunk)
-        end = rollout.loops.run(rollout.cell, chunk, rollout.inputs(x[rows]), h, states=into, z=z)
+        end = plan.loops.run(plan.cell, chunk, plan.inputs(x[rows]), h, states=into, z=z)
         keeper.finish(z)
         at = rows.stop
         if stop == len(sizes):
@@ -174,16 +174,16 @@ def _joined(ended: list[Tensor], h0: Tensor) -> Tensor:
 class _Keeper:
     """What the forward pass keeps of z and of the states before each chunk."""
 
-    def __init__(self, rollout: Rollout, h0: Tensor) -> None:
-        keeps_z = rollout.cell.f.keeps_z
-        self._keeps_bits = keeps_z and rollout.memory == "reversible"
-        self._keeps_starts = rollout.memory == "checkpoint"
+    def __init__(self, plan: Plan, h0: Tensor) -> None:
+        keeps_z = plan.cell.f.keeps_z
+        self._keeps_bits = keeps_z and plan.memory == "reversible"
+        self._keeps_starts = plan.memory == "checkpoint"
         self._like = h0
         self._bits: list[Tensor] = []
         self._starts: list[Tensor] = []
         self._z: Tensor | None = None
-        if keeps_z and rollout.memory == "store":
-            self._z = rows_like(h0, total(rollout.sizes))
+        if keeps_z and plan.memory == "store":
+            self._z = rows_like(h0, total(plan.sizes))
 
     def memory_for_z(self, rows: slice) -> Tensor | None:
         """Return where z of these rows goes, None if it is not kept."""
@@ -234,31 +234,31 @@ def _unpack(packed: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def backward(
-    rollout: Rollout, saved: Saved, grad_states: Tensor | None, grad_last: Tensor | None
+    plan: Plan, saved: Saved, grad_states: Tensor | None, grad_last: Tensor | None
 ) -> Gradients:
     """Run the adjoint of all steps.
 
     Args:
-        rollout: as in the forward pass.
+        plan: as in the forward pass.
         saved: its inputs and results.
         grad_states: gradient of the states, or None.
         grad_last: gradient of the last state of each sequence, or None.
     """
-    if not rollout.sizes:
-        return _no_steps(rollout, saved, grad_last)
+    if not plan.sizes:
+        return _no_steps(plan, saved, grad_last)
     x = saved.x
     h0 = saved.h0
-    weight = rollout.weight
+    weight = plan.weight
     like = h0
     if x is not None and weight is not None:
         like = x
-    at = total(rollout.sizes)
+    at = total(plan.sizes)
     dx = rows_like(like, at)
     sums = _Sums()
-    rewind = _Rewind(rollout, saved)
+    rewind = _Rewind(plan, saved)
     carry = h0[:0]
-    for start, stop in reversed(rollout.chunks()):
-        sizes = rollout.sizes[start:stop]
+    for start, stop in reversed(plan.chunks()):
+        sizes = plan.sizes[start:stop]
         size = total(sizes)
         rows = slice(at - size, at)
         at = rows.start
@@ -269,8 +269,8 @@ def backward(
         outside = None
         if grad_states is not None:
             outside = grad_states[rows]
-        found = rollout.loops.adjoint(
-            rollout.cell,
+        found = plan.loops.adjoint(
+            plan.cell,
             Chunk(sizes, outside, deltas, known.states, known.z),
             before=known.before,
             carry=carry,
@@ -280,22 +280,22 @@ def backward(
         sums.add(found)
         if weight is not None:
             assert x is not None
-            dx[rows], more = rollout.cell.transition.map_inputs_back(deltas, x[rows], weight)
+            dx[rows], more = plan.cell.transition.map_inputs_back(deltas, x[rows], weight)
             sums.add_weight(more)
     return Gradients(dx, carry, sums.transition, sums.bias, sums.weight)
 
 
-def _no_steps(rollout: Rollout, saved: Saved, grad_last: Tensor | None) -> Gradients:
+def _no_steps(plan: Plan, saved: Saved, grad_last: Tensor | None) -> Gradients:
     """Return the gradients of a recurrence without a step, whose last state is the first."""
     like = saved.h0
-    if saved.x is not None and rollout.weight is not None:
+    if saved.x is not None and plan.weight is not None:
         like = saved.x
     dh0 = grad_last
     if dh0 is None:
         dh0 = torch.zeros_like(saved.h0)
-    transition = [_zeros_like(tensor) for tensor in rollout.cell.transition.tensors]
-    dbias = _zeros_like(rollout.cell.bias)
-    return Gradients(rows_like(like, 0), dh0, transition, dbias, _zeros_like(rollout.weight))
+    transition = [_zeros_like(tensor) for tensor in plan.cell.transition.tensors]
+    dbias = _zeros_like(plan.cell.bias)
+    return Gradients(rows_like(like, 0), dh0, transition, dbias, _zeros_like(plan.weight))
 
 
 def _zeros_like(x: Tensor | None) -> Tensor | None:
@@ -350,8 +350,8 @@ class _Known(NamedTuple):
 class _Rewind:
     """The states of each chunk, from the last chunk to the first."""
 
-    def __init__(self, rollout: Rollout, saved: Saved) -> None:
-        self._rollout = rollout
+    def __init__(self, plan: Plan, saved: Saved) -> None:
+        self._plan = plan
         self._saved = saved
         results = saved.results
         # The ends of what is left of the sign bits and of the states before each chunk.
@@ -362,18 +362,18 @@ class _Rewind:
 
     def chunk(self, sizes: list[int], rows: slice) -> _Known:
         """Return what is known of a chunk, the one before the chunk of the last call."""
-        if self._rollout.memory == "store":
+        if self._plan.memory == "store":
             return self._stored(rows)
-        if self._rollout.memory == "checkpoint":
+        if self._plan.memory == "checkpoint":
             return self._run_again(sizes, rows)
         return self._recovered(sizes, rows)
 
     def _stored(self, rows: slice) -> _Known:
         results = self._saved.results
-        if not self._rollout.cell.f.keeps_z:
+        if not self._plan.cell.f.keeps_z:
             return _Known(results.states[rows], self._saved.h0, None)
         z = results.kept_z[rows]
-        if self._rollout.keeps_states:
+        if self._plan.keeps_states:
             return _Known(results.states[rows], self._saved.h0, z)
         return _Known(self._states_of(z), self._saved.h0, z)
 
@@ -383,7 +383,7 @@ class _Rewind:
         start = self._starts_end - sizes[0]
         before = self._saved.results.starts[start : self._starts_end]
         self._starts_end = start
-        if not self._rollout.cell.f.keeps_z:
+        if not self._plan.cell.f.keeps_z:
             states = rows_like(h0, size)
             self._run(sizes, rows, before, states=states, z=None)
             return _Known(states, before, None)
@@ -400,16 +400,16 @@ class _Rewind:
         states: Tensor | None,
         z: Tensor | None,
     ) -> None:
-        rollout = self._rollout
-        rollout.loops.run(rollout.cell, sizes, self._inputs(rows), before, states=states, z=z)
+        plan = self._plan
+        plan.loops.run(plan.cell, sizes, self._inputs(rows), before, states=states, z=z)
 
     def _recovered(self, sizes: list[int], rows: slice) -> _Known:
-        keeps_z = self._rollout.cell.f.keeps_z
+        keeps_z = self._plan.cell.f.keeps_z
         negative = None
         if keeps_z:
             negative = self._negative_of(rows.stop - rows.start)
-        found = self._rollout.loops.recover(
-            self._rollout.cell,
+        found = self._plan.loops.recover(
+            self._plan.cell,
             sizes,
             x=self._inputs(rows),
             h=self._h,
@@ -431,8 +431,8 @@ class _Rewind:
 
     def _inputs(self, rows: slice) -> Tensor:
         assert self._saved.x is not None
-        return self._rollout.inputs(self._saved.x[rows])
+        return self._plan.inputs(self._saved.x[rows])
 
     def _states_of(self, z: Tensor) -> Tensor:
-        cell = self._rollout.cell
+        cell = self._plan.cell
         return cell.f.define(z, cell.threshold)

@@ -13,10 +13,9 @@ from torch import Tensor
 from torch.autograd import Function
 
 from .. import dispatch
-from .._linalg import widen_if_cheap
+from .._linalg import multiply, widen_if_cheap
 from .._precision import in_full_precision
 from ..dispatch import why_only_aten
-from ..skew import multiply
 from ..wy import WY, wy_factors
 from .spec import Request, computed_in
 from .transition import Formed, LowRank, Transition
@@ -44,6 +43,7 @@ def factors_are_cheaper(
 
     The backend that serves such a recurrence decides.
     """
+    # cuDNN, which takes only a formed Q, has no "abs" and so is not asked.
     request = Request(n, 1, 1, dtype, device, "abs", index=index)
     backend = dispatch.choose("rollout", "auto", request)
     return backend.prefers_low_rank(n, reflections, rows)
@@ -88,7 +88,7 @@ def first_tensor(transition: Tensor | WY | Reflections) -> Tensor:
 def low_rank(u: Tensor, t: Tensor, signs: Tensor | None) -> LowRank:
     r"""Return $W = UT$, $Y = \mathrm{diag}(\bar s)\,U$ and $d = s$, or ones."""
     if _by_hand(u, t, signs):
-        w, y = _Split.apply(u, t, signs)
+        w, y = _LowRank.apply(u, t, signs)
     else:
         w = _product(u, t)
         y = _scale(u, signs)
@@ -126,7 +126,7 @@ def _scale(u: Tensor, signs: Tensor | None) -> Tensor:
     return u * signs.conj().unsqueeze(-1)
 
 
-class _Split(Function):
+class _LowRank(Function):
     """W and Y from U, T and the signs."""
 
     @staticmethod
@@ -140,7 +140,7 @@ class _Split(Function):
     @staticmethod
     def backward(ctx, dw, dy):
         u, t, signs = ctx.saved_tensors
-        return *_split_gradient(dw, dy, u, t, signs), None
+        return *_low_rank_gradient(dw, dy, u, t, signs), None
 
 
 class _Formed(Function):
@@ -165,7 +165,7 @@ class _Formed(Function):
 
 
 @in_full_precision
-def _split_gradient(dw, dy, u, t, signs):
+def _low_rank_gradient(dw, dy, u, t, signs):
     if signs is not None:
         dy = dy * signs.unsqueeze(-1)
     if torch.is_grad_enabled():
@@ -181,4 +181,4 @@ def _formed_gradient(dq, u, t, signs):
     dq = -dq
     dw = times(dq, _scale(u, signs))
     dy = times(dq.mH, times(u, t))
-    return _split_gradient(dw, dy, u, t, signs)
+    return _low_rank_gradient(dw, dy, u, t, signs)

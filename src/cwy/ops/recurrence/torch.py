@@ -15,7 +15,7 @@ from ..._torch import below_autograd, dispatch_mode_count, has_storage
 from .._library import define
 from .._precision import in_full_precision
 from . import chunks
-from .chunks import Gradients, Results, Rollout, Saved
+from .chunks import Gradients, Plan, Results, Saved
 from .convolved import Convolved, rows_like
 from .nonlinearities import NONLINEARITIES, named
 from .spec import Request, RolloutSpec, name_of
@@ -106,10 +106,10 @@ def _planned(
     weight: Tensor | None,
     spec: RolloutSpec,
     loops: StepLoops,
-) -> Rollout:
+) -> Plan:
     f = named(name_of(spec.nonlinearity), transition.tensors[0])
     cell = Cell(transition, f, bias)
-    return Rollout(cell, weight, spec.every_size, spec.memory, spec.last, loops)
+    return Plan(cell, weight, spec.every_size, spec.memory, spec.last, loops)
 
 
 @in_full_precision
@@ -127,10 +127,10 @@ def _run_forward(
 
 @in_full_precision
 def _run_backward(
-    h0: Tensor, rollout: Rollout, saved: Saved, grad_states: Tensor | None, grad_last: Tensor | None
+    h0: Tensor, plan: Plan, saved: Saved, grad_states: Tensor | None, grad_last: Tensor | None
 ) -> Gradients:
     """Run the adjoint in the precision of ``h0``'s device."""
-    return chunks.backward(rollout, saved, grad_states, grad_last)
+    return chunks.backward(plan, saved, grad_states, grad_last)
 
 
 class _Rollout(Function):
@@ -224,42 +224,42 @@ def _saved_tensors(ctx) -> tuple[Any, ...]:
 
 @in_full_precision
 def _differentiable_backward(
-    h0: Tensor, rollout: Rollout, saved: Saved, grad_states: Tensor | None, grad_last: Tensor | None
+    h0: Tensor, plan: Plan, saved: Saved, grad_states: Tensor | None, grad_last: Tensor | None
 ) -> Gradients:
     """Run the adjoint out of place, from stored states.
 
     It can be differentiated again, or take a batch of gradients.
     """
     states = saved.results.states
-    if rollout.memory != "store" or not states.shape[0]:
+    if plan.memory != "store" or not states.shape[0]:
         raise ValueError(
             "rollout: a second derivative, or a batch of gradients at once, needs memory='store' "
             "and, for abs and complex modrelu, output='all'."
         )
-    transition = rollout.cell.transition
-    delta, carry = _differentiable_deltas(rollout, saved, grad_states, grad_last)
-    sizes = rollout.sizes
+    transition = plan.cell.transition
+    delta, carry = _differentiable_deltas(plan, saved, grad_states, grad_last)
+    sizes = plan.sizes
     rows = zip(states.split(sizes), sizes[1:], strict=False)
     before = torch.cat([h0[: sizes[0]], *(state[:size] for state, size in rows)])
-    dbias = rollout.cell.bias_gradient(delta, states)
+    dbias = plan.cell.bias_gradient(delta, states)
     if dbias is not None:
-        assert rollout.cell.bias is not None
-        dbias = dbias.sum_to_size(rollout.cell.bias.shape)
+        assert plan.cell.bias is not None
+        dbias = dbias.sum_to_size(plan.cell.bias.shape)
     dx = delta
     dweight = None
-    if rollout.weight is not None:
+    if plan.weight is not None:
         assert saved.x is not None
-        dx, dweight = transition.map_inputs_back(delta, saved.x, rollout.weight)
+        dx, dweight = transition.map_inputs_back(delta, saved.x, plan.weight)
     return Gradients(dx, carry, list(transition.grad(delta, before)), dbias, dweight)
 
 
 def _differentiable_deltas(
-    rollout: Rollout, saved: Saved, grad_states: Tensor | None, grad_last: Tensor | None
+    plan: Plan, saved: Saved, grad_states: Tensor | None, grad_last: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Return the deltas of all steps, and the gradient of the first states."""
-    cell = rollout.cell
+    cell = plan.cell
     h0 = saved.h0
-    sizes = rollout.sizes
+    sizes = plan.sizes
     states = saved.results.states.split(sizes)
     z: list[Tensor | None] = [None] * len(sizes)
     if cell.f.keeps_z:

@@ -4,9 +4,8 @@ Each map is one ``torch.library`` op that holds full precision forward and backw
 not. Under ``torch.func``, which differentiates only ATen ops, it is the ATen function itself.
 """
 
-from .._linalg import multiply
 from .cayley import cayley
 from .exponential import matrix_exp, polished, rotation
 from .logarithm import logarithm
 
-__all__ = ["cayley", "logarithm", "matrix_exp", "multiply", "polished", "rotation"]
+__all__ = ["cayley", "logarithm", "matrix_exp", "polished", "rotation"]
