@@ -61,7 +61,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) rollout(const float* __
     __syncthreads();
     #pragma unroll
     for (int i = 0; i < 4; i++) own[i / 2][i % 2] = row_exponent(row + 8 * i + group);
-    q.halve(own);
+    q.split_all(own);
   }
 
   Units<4> units(of, sequence, ring);

@@ -1,6 +1,6 @@
 // What the kernels of the recurrence share: nonlinearities, products held on chip, sums over lanes, clusters.
 //
-// Python defines every macro of this file and passes it to the compiler (tiling.py, cuda.py):
+// Python defines every macro of this file and passes it to the compiler (tiling.py):
 //   FORWARD, ADJOINT, RECOVER  the values of MODE
 //   MODRELU, ABS, RELU, LEAKY_RELU, TANH, IDENTITY  the values of NONLINEARITY
 //   MODE          which way the recurrence runs
@@ -11,7 +11,7 @@
 //   READS_TWO     whether each step reads `two`
 //   WRITES_OUT    whether each step writes `out`
 //   WRITES_EXTRA  whether each step writes `extra`
-// The header structures.cuh is generated from the ctypes structure in cuda.py.
+// The header structures.cuh is generated from `Tensors` in tiling.py, which describes its fields.
 #pragma once
 #include "structures.cuh"
 

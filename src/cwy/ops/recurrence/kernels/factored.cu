@@ -96,8 +96,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   #pragma unroll
   for (int i = 0; i < 2 * WARP_TILES + 2; i++)
     powers[i / 2][i % 2] = power(peaks[i / 2][i % 2] = exponent(peaks[i / 2][i % 2]), 0);
-  down.halve(peaks);
-  up.halve(peaks + WARP_TILES);
+  down.split_all(peaks);
+  up.split_all(peaks + WARP_TILES);
 
   Units<4> units(of, sequence, ring);
   float diagonal[2];

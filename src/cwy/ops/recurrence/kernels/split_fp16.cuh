@@ -86,8 +86,8 @@ struct Fragments {
         peaks[m][half] = largest_of_four_lanes(peak);
       }
   }
-  // Makes halves of what was taken, by the exponents of the rows.
-  __device__ __forceinline__ void halve(const unsigned (*exponents)[2]) {
+  // Splits what was taken into fp16, by the exponents of the rows.
+  __device__ __forceinline__ void split_all(const unsigned (*exponents)[2]) {
     #pragma unroll
     for (int m = 0; m < M; m++)
       #pragma unroll
