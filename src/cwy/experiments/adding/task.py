@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss, one_hot
 
-from ..engine.task import Batch
+from ..engine.task import Batch, Best
 from ..recurrent import Recurrent, RecurrentTask
 from .recipes import RECIPES, AddingConfig
 
@@ -26,7 +26,7 @@ class Adding(RecurrentTask):
     name = "adding"
     Config = AddingConfig
     recipes = RECIPES
-    best = ("test", "loss", operator.lt)
+    best = Best("test", "loss", better=operator.lt)
     crossings = (1e-2, 1e-3)
     config: AddingConfig
 

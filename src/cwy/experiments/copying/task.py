@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from ..engine.task import Batch
+from ..engine.task import Batch, Best
 from ..recurrent import Recurrent, RecurrentTask
 from .recipes import RECIPES, CopyingConfig
 
@@ -31,7 +31,7 @@ class Copying(RecurrentTask):
     name = "copying"
     Config = CopyingConfig
     recipes = RECIPES
-    best = ("test", "loss", operator.lt)
+    best = Best("test", "loss", better=operator.lt)
     crossings = (1e-2, 1e-3)
     config: CopyingConfig
 

@@ -261,7 +261,7 @@ class Loop:
                     raise Diverged(f"the {split} metrics after step {self.step} are not finite")
                 self._write(split, metrics)
             if self.task.best is not None:
-                self._keep_best(found, Best(*self.task.best))
+                self._keep_best(found, self.task.best)
             self.state.due = False
 
     @contextmanager

@@ -130,8 +130,8 @@ class Task(ABC, Generic[C]):
 
     Published ones are added, never edited.
     """
-    best: ClassVar[tuple[str, str, Better] | None]
-    """The fields of :class:`Best`. None keeps no best state."""
+    best: ClassVar[Best | None]
+    """By what a run keeps its best state. None keeps none."""
     precision: ClassVar[str] = "float32"
     """The precision where none is named."""
     crossings: ClassVar[tuple[float, ...]] = ()

@@ -11,7 +11,7 @@ from torch.nn.functional import avg_pool2d, cross_entropy
 
 from ..data import mnist
 from ..engine.config import ConfigError
-from ..engine.task import Batch, Settings
+from ..engine.task import Batch, Best, Settings
 from ..recurrent import Recurrent, RecurrentTask
 from .recipes import RECIPES, PixelsConfig
 
@@ -30,7 +30,7 @@ class Pixels(RecurrentTask):
     name = "mnist"
     Config = PixelsConfig
     recipes = RECIPES
-    best = ("test", "accuracy", operator.gt)
+    best = Best("test", "accuracy", better=operator.gt)
     config: PixelsConfig
 
     def __init__(self, settings: Settings, device: torch.device) -> None:

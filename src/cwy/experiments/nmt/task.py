@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy, pad
 
 from ...parametrizations import METHODS
 from ..data import DataError
-from ..engine.task import Batch, Settings
+from ..engine.task import Batch, Best, Settings
 from ..recurrent import BASELINES, RecurrentTask
 from .buckets import PlannedBatch, count_batches, make_buckets, padded, plan
 from .corpus import Pair, load
@@ -39,7 +39,7 @@ class Translation(RecurrentTask):
     name = "nmt"
     Config = NmtConfig
     recipes = RECIPES
-    best = ("validation", "loss", operator.lt)
+    best = Best("validation", "loss", better=operator.lt)
     config: NmtConfig
 
     def __init__(self, settings: Settings, device: torch.device) -> None:

@@ -14,7 +14,7 @@ from ... import cudagraph
 from ..data import kth, moving, weizmann
 from ..data.videos import SPLITS, Videos
 from ..engine.config import ConfigError, choose
-from ..engine.task import Batch, Settings, Task
+from ..engine.task import Batch, Best, Settings, Task
 from .model import SHRINK, Predictor
 from .pictures import STRIP, strip
 from .recipes import KTH_RECIPES, METHODS, MOVING_RECIPES, WEIZMANN_RECIPES, VideoConfig
@@ -32,7 +32,7 @@ class Video(Task[VideoConfig]):
     """
 
     Config = VideoConfig
-    best = ("validation", "loss", operator.lt)
+    best = Best("validation", "loss", better=operator.lt)
     actions: ClassVar[tuple[str, ...]]
     config: VideoConfig
 
