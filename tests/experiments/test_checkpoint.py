@@ -21,8 +21,8 @@ from safetensors.torch import save_file
 
 from cwy.experiments.engine import checkpoint
 from cwy.experiments.engine.display import Display
+from cwy.experiments.engine.folder import read_weights
 from cwy.experiments.engine.monitor import Diverged
-from cwy.experiments.engine.run import read_weights
 from cwy.experiments.engine.runner import RunError
 from tests.helpers.cli import ENV, cwy, program
 from tests.helpers.errors import assert_one_line

@@ -20,8 +20,8 @@ from rich.console import Console
 
 from cwy.experiments import cli
 from cwy.experiments.engine.config import ConfigError
+from cwy.experiments.engine.folder import read_log
 from cwy.experiments.engine.listing import table
-from cwy.experiments.engine.run import read_log
 from cwy.experiments.engine.runner import RunError
 from cwy.experiments.report import find_runs, write
 from tests.helpers.cli import cwy

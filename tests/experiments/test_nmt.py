@@ -19,8 +19,8 @@ from cwy.experiments.engine import task
 from cwy.experiments.engine.config import ConfigError
 from cwy.experiments.engine.display import Display
 from cwy.experiments.engine.distributed import Group
+from cwy.experiments.engine.folder import Folder
 from cwy.experiments.engine.loop import Loop
-from cwy.experiments.engine.run import Folder
 from cwy.experiments.engine.runner import RunError
 from cwy.experiments.nmt.corpus import load, read
 from cwy.experiments.nmt.model import data_of

@@ -21,8 +21,8 @@ import torch
 
 from cwy.experiments.engine import checkpoint, task
 from cwy.experiments.engine.config import ConfigError
+from cwy.experiments.engine.folder import Folder
 from cwy.experiments.engine.listing import table
-from cwy.experiments.engine.run import Folder
 from cwy.experiments.engine.runner import RunError
 from cwy.experiments.engine.signals import Stop, Stopped
 from tests.helpers.cli import ENV, program, start

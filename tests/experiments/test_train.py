@@ -12,8 +12,8 @@ from rich.console import Console
 
 import cwy
 from cwy.experiments.engine import task
+from cwy.experiments.engine.folder import Folder
 from cwy.experiments.engine.listing import meanings, recipes, table
-from cwy.experiments.engine.run import Folder
 from cwy.experiments.engine.runner import RunError
 from tests.helpers.cli import cwy as run
 from tests.helpers.cli import program

@@ -16,8 +16,8 @@ from cwy.experiments.engine import runner, task
 from cwy.experiments.engine.config import ConfigError
 from cwy.experiments.engine.display import Display
 from cwy.experiments.engine.distributed import Group
+from cwy.experiments.engine.folder import Folder
 from cwy.experiments.engine.loop import Loop
-from cwy.experiments.engine.run import Folder
 from cwy.experiments.engine.signals import Stop, Stopped
 from cwy.experiments.report import find_runs, write
 from cwy.experiments.report.panels import arrange

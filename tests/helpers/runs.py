@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from cwy.experiments.engine import runner, task
 from cwy.experiments.engine.display import Display
 from cwy.experiments.engine.distributed import Group
+from cwy.experiments.engine.folder import Folder
 from cwy.experiments.engine.loop import Loop
-from cwy.experiments.engine.run import Folder
 from cwy.experiments.engine.signals import Stop
 
 SETTINGS = {

@@ -21,8 +21,8 @@ from .copying.report import baseline
 from .copying.task import LENGTH, SYMBOLS
 from .engine.display import Display
 from .engine.distributed import Group
+from .engine.folder import Folder
 from .engine.loop import Loop
-from .engine.run import Folder
 from .engine.signals import Stop
 from .engine.task import Settings, settings
 from .recurrent import BASELINES

@@ -14,6 +14,6 @@ this one. The folder's ``__init__`` lists it in ``TASKS``, and its name is added
 
 ``loop.Loop(settings, folder, group, display).run()`` trains one. ``runner`` starts what the
 command line asks for, and ``listing`` prints tasks and runs. The parts of the loop are ``config``,
-``monitor`` (metrics, time, divergence), ``checkpoint``, ``run`` (the folder), ``signals``,
+``monitor`` (metrics, time, divergence), ``checkpoint``, ``folder`` (of a run), ``signals``,
 ``optimizers``, ``distributed`` and ``display``.
 """

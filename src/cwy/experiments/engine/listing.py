@@ -18,7 +18,7 @@ from ...terminal import printable
 from .checkpoint import step_of
 from .config import Config
 from .display import plain
-from .run import CONFIG, Folder
+from .folder import CONFIG, Folder
 from .task import TASKS, Task, load, settings
 
 NARROWEST_NAME = 12

@@ -24,8 +24,8 @@ from .checkpoint import Parts, State, environment
 from .config import blaming_settings
 from .display import Display
 from .distributed import Group
+from .folder import BEST, DIVERGED, WEIGHTS, Folder, Log
 from .monitor import Clock, Diverged, Guard, Meter, all_finite
-from .run import BEST, DIVERGED, WEIGHTS, Folder, Log
 from .signals import Interrupted, Stop, Stopped
 from .task import Batch, Best, Settings, Task, load
 

@@ -18,9 +18,9 @@ from .config import ConfigError, blaming_memory
 from .display import Display
 from .distributed import Group
 from .files import Damaged
+from .folder import Folder
 from .loop import Loop
 from .monitor import Diverged
-from .run import Folder
 from .signals import Stop, Stopped
 from .task import Settings, differences
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..engine.config import ConfigError
 from ..engine.files import Damaged
-from ..engine.run import WEIGHTS, Folder
+from ..engine.folder import WEIGHTS, Folder
 from ..engine.task import PRECISIONS, Settings
 from .corpus import load
 from .decode import decode

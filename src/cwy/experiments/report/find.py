@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from ...terminal import printable
-from ..engine.run import CONFIG
+from ..engine.folder import CONFIG
 from . import page, tables
 from .panels import arrange
 from .runs import ReportError, Run, read_run

@@ -11,7 +11,7 @@ from typing import Any
 from ...terminal import printable
 from ..engine import files
 from ..engine.config import check_type
-from ..engine.run import CONFIG, RECORD, Folder
+from ..engine.folder import CONFIG, RECORD, Folder
 
 LARGEST = 1e100
 """The largest number that is shown or drawn."""
