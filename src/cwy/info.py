@@ -14,7 +14,7 @@ from ._provenance import versions
 from .ops import dispatch
 from .ops.recurrence.factors import factors_are_cheaper
 from .ops.recurrence.nonlinearities import NONLINEARITIES
-from .ops.recurrence.spec import Request, check_choices
+from .ops.recurrence.spec import Request, check_choices, computed_in
 from .ops.wy import tiers
 from .parametrizations import METHODS
 
@@ -163,9 +163,7 @@ def rollout(
         )
     if dtype.is_complex and not NONLINEARITIES[nonlinearity].complex:
         raise ValueError(f"info.rollout: nonlinearity {nonlinearity!r} has no complex form.")
-    # As the op does.
-    if dtype in (torch.float16, torch.bfloat16):
-        dtype = torch.float32
+    dtype = computed_in(dtype)
     factored = reflections is not None and factors_are_cheaper(
         n, reflections, batch * steps, device, dtype
     )
