@@ -78,7 +78,7 @@ def _of_gaussian(n: int, name: str, about: str, call: Map) -> Entry:
     return Entry(name, about, make)
 
 
-_OURS = {"exponential": "cwy.ops.exponential", "cayley": "cwy.ops.skew.cayley"}
+_OURS = {"exponential": "cwy.ops.skew.capturable.exponential", "cayley": "cwy.ops.skew.cayley"}
 
 
 def _without_sync(n: int, rival: str, method: str, call: Map, truth: Map) -> Entry:
@@ -86,7 +86,7 @@ def _without_sync(n: int, rival: str, method: str, call: Map, truth: Map) -> Ent
         x = gaussian(n, n, dtype=dtype, device=device)
         return Case(_of_skew(call), (x,), _of_skew(truth), orthogonality_error)
 
-    about = f"{_OURS[rival]}(X - Xᵀ), which does not wait for the device"
+    about = f"{_OURS[rival]}(X - Xᵀ), which does not synchronize with the host"
     return Entry(f"{rival}, no sync", about, make, group="ours", method=method, package="cwy")
 
 
