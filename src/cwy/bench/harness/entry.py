@@ -63,13 +63,6 @@ class Entry:
     why_not: Callable[[torch.dtype, torch.device], str | None] = lambda dtype, device: None
 
 
-def wide(dtype: torch.dtype) -> torch.dtype:
-    """Return float64, or complex128 for a complex dtype."""
-    if dtype.is_complex:
-        return torch.complex128
-    return torch.float64
-
-
 def gaussian(*shape: int, std: float = 1.0, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Draw independent normal entries."""
     return torch.randn(*shape, dtype=dtype, device=device) * std

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...parametrizations import METHODS, OrthogonalMap
 from ...registry import Method
-from ..harness.entry import Case, gaussian, wide
+from ..harness.entry import Case, gaussian
 
 
 def serving(n: int, m: int) -> dict[str, Method]:
@@ -91,7 +91,7 @@ class Usage:
         chart = self._build(dtype, device)
         inputs = (*free_parameters(chart), *more)
         # Built again, not converted: a complex map may have real parameters and buffers.
-        exact = self._build(wide(dtype), device)
+        exact = self._build(torch.promote_types(dtype, torch.float64), device)
         exact.load_state_dict(chart.state_dict())
         return Case(self.use(chart), inputs, self.use(exact), self.measure)
 
