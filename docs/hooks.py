@@ -20,6 +20,8 @@ from cwy.experiments.report.write import elements
 log = logging.getLogger("mkdocs.hooks")
 REPORT = r"{{ report (\w+) }}"
 BENCH = r"{{ bench (\w+) }}"
+DISPLAYS = {"div": "block", "span": "inline"}
+"""How MathML shows a formula, by the element that arithmatex wraps it in."""
 RECORDS = Path(__file__).parent.parent / "results"
 
 
@@ -33,8 +35,10 @@ def methods_table() -> str:
         name = f"[`{m.name}`][cwy.parametrizations.{m.build.__name__}]"
         domain = re.sub(r"_(\w)", r"<sub>\1</sub>", m.domain)
         numbers = "no"
-        if m.complex:
-            numbers = "yes" if m.real else "only"
+        if m.complex and m.real:
+            numbers = "yes"
+        elif m.complex:
+            numbers = "only"
         rows.append(f"| {name} | {domain} | {m.kind} | {numbers} | {m.about} | {m.paper} |")
     return "\n".join(rows)
 
@@ -83,7 +87,7 @@ def on_page_content(content: str, **_) -> str:
     content = re.sub(f"<p>{REPORT}</p>", lambda m: report(m[1]), content)
     content = re.sub(
         r'<(span|div) class="arithmatex">\s*\\[(\[](.*?)\\[)\]]\s*</\1>',
-        lambda m: mathml(html.unescape(m[2]).strip(), "block" if m[1] == "div" else "inline"),
+        lambda m: mathml(html.unescape(m[2]).strip(), DISPLAYS[m[1]]),
         content,
         flags=re.DOTALL,
     )

@@ -300,9 +300,12 @@ def prepare(entry: Entry, plan: Plan) -> Ready:
         whole = calls.both
     memory: list[int] = []
     seconds = clock(lambda: memory.append(peak(whole, device)), device)
+    forward_seconds = seconds
+    if entry.differentiable:
+        forward_seconds = 0.0  # not known: the call that was timed has a backward pass
 
     timers = {"forward": Timer(calls.forward, device)}
-    timers["forward"].calibrate(effort, 0.0 if entry.differentiable else seconds)
+    timers["forward"].calibrate(effort, forward_seconds)
     expected: dict[str, Any] = {"forward": out}
     if entry.differentiable:
         timers["both"] = Timer(calls.both, device)

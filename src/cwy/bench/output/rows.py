@@ -271,8 +271,10 @@ def _measurement(rows: Sequence[Mapping[str, Any]]) -> Measurement:
 
 
 def _parsed(name: str, text: str) -> str | int | float | None:
+    if name not in (*_WHOLE_NUMBERS, *_NUMBERS):
+        return text
+    if not text:
+        return None
     if name in _WHOLE_NUMBERS:
-        return int(text) if text else None
-    if name in _NUMBERS:
-        return float(text) if text else None
-    return text
+        return int(text)
+    return float(text)
