@@ -133,7 +133,7 @@ class Loop:
 
     def _unused(self) -> set[str]:
         unused = set(self.task.unused)
-        if next(optimizers.constrained(self.model), None) is None:
+        if not optimizers.is_constrained(self.model):
             unused.add("orthogonal_lr")
         return unused
 

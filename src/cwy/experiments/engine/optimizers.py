@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -101,10 +100,11 @@ def _check_remembered(found: dict[str, Any], p: Tensor) -> None:
 @torch.no_grad()
 def worst_orthogonality(model: nn.Module) -> float | None:
     """Return the largest orthogonality error of the constrained weights, None without any."""
-    return max(map(orthogonality_error, constrained(model)), default=None)
+    if not is_constrained(model):
+        return None
+    return orthogonality_error(model)
 
 
-def constrained(model: nn.Module) -> Iterator[Tensor]:
-    """Yield every constrained weight as a matrix."""
-    for layer, name, chart, _ in named_constraints(model):
-        yield chart.as_matrix(getattr(layer, name))
+def is_constrained(model: nn.Module) -> bool:
+    """Return whether the model has a constrained weight."""
+    return next(named_constraints(model), None) is not None
