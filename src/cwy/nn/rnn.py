@@ -491,10 +491,10 @@ class OrthogonalRNN(_Recurrent):
         if leaves(self, f"weight_hh{suffix}"):
             backend = "reference"
             memory = "store"
-        inner = weight
+        weight_by_chunk = weight
         if memory == "store":
             # One product over all steps, the bias with it where it is not a threshold.
-            inner = None
+            weight_by_chunk = None
             if self._threshold:
                 x = nn.functional.linear(x, weight)
             else:
@@ -509,7 +509,7 @@ class OrthogonalRNN(_Recurrent):
             self._transition(suffix),
             bias,
             self.nonlinearity,
-            weight=inner,
+            weight=weight_by_chunk,
             output=output,
             memory=memory,
             backend=backend,

@@ -1,4 +1,8 @@
-"""Small linear algebra: products in full precision, wide copies, triangular matrices."""
+"""Small linear algebra: products in full precision, wide copies, triangular matrices.
+
+Three functions return ``a @ b``: :func:`matmul` in a forward pass, :func:`product` in a backward
+pass, and :func:`multiply` where autograd differentiates the caller.
+"""
 
 import functools
 

@@ -59,9 +59,9 @@ def _s_matrix(u: Tensor) -> Tensor:
     return s_from(upper_product(u, u))
 
 
-def _eye_minus_(product: Tensor) -> Tensor:
-    product.neg_().diagonal(dim1=-2, dim2=-1).add_(1)
-    return product
+def _eye_minus_(x: Tensor) -> Tensor:
+    x.neg_().diagonal(dim1=-2, dim2=-1).add_(1)
+    return x
 
 
 def _plus(a: Tensor | None, b: Tensor) -> Tensor:
