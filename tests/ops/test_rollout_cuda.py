@@ -310,6 +310,27 @@ def test_complex_modrelu(bias, poisoned):
     assert h[0, 0] == d[0, 0] == 0
 
 
+def test_a_glossary_has_every_macro_and_template_parameter(monkeypatch):
+    monkeypatch.setattr(tiling, "clusters", lambda blocks, device: 120 // blocks)
+    macros = set(tiling.Variant(tiling.FORWARD, "abs").macros) | set(_macros(190, 190))
+    for _, chosen, _ in variants():
+        macros |= set(chosen.macros)
+    glossary = set()
+    parameters = set()
+    for path in tiling.KERNELS.iterdir():
+        text = path.read_text(encoding="utf-8")
+        lines = set()
+        for words in re.findall(r"^ *//   (\w+(?:, \w+)*)  +\S", text, re.MULTILINE):
+            lines |= set(words.split(", "))
+        for declared in re.findall(r"^ *template <(.*)>$", text, re.MULTILINE):
+            names = {one.split()[-1] for one in declared.split(", ")}
+            assert names <= lines, path.name
+            parameters |= names
+        glossary |= lines
+    assert {"HALF", "Kept", "Source"} <= parameters
+    assert macros <= glossary
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(_nvrtc.why_not() is not None, reason="the compiler is not installed")
 def test_every_variant_compiles_without_a_gpu(monkeypatch, tmp_path):

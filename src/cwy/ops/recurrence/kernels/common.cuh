@@ -51,6 +51,9 @@ __device__ __forceinline__ float derivative(float h) {
 // Sums over a group of lanes.
 //
 // Each lane has V partial sums; after fold, each has the whole of a few. Half of the values change hands at each level.
+//
+//   V     values of a lane at a level
+//   HALF  how far apart lanes are that exchange values, half of that at the next level
 template <int V, int HALF>
 __device__ __forceinline__ void fold(float* a, int lane) {
   if constexpr (HALF > 0) {
@@ -125,7 +128,8 @@ struct Held {
     }
   }
 
-  // Partial products with Vectors that stand `stride` apart; to be folded.
+  // Partial products with vectors that stand `stride` apart; to be folded.
+  //   Vectors  how many vectors there are
   template <int Vectors>
   __device__ __forceinline__ void multiply(const float* vectors, int stride, float* sums) const {
     const int c = threadIdx.x % Lanes;
@@ -178,6 +182,8 @@ __device__ __forceinline__ void copy_async(unsigned to, const float* from) {
 __device__ __forceinline__ void commit() {
   asm volatile("cp.async.commit_group;");
 }
+// Waits for the oldest copies.
+//   Pending  groups of copies that may still be under way
 template <int Pending>
 __device__ __forceinline__ void arrived() {
   asm volatile("cp.async.wait_group %0;" ::"n"(Pending));
@@ -196,6 +202,8 @@ __device__ __forceinline__ void clear(unsigned at) {
 //
 // Inputs are copied DEPTH - 1 steps ahead into a ring in shared memory, because a step is shorter than a trip to
 // memory.
+//
+//   Count  units of a lane
 template <int Count>
 struct Units {
   const Tensors& of;

@@ -66,7 +66,8 @@ constexpr int UNITS = (4 * WIDTH + THREADS - 1) / THREADS;  // runs of 8 rows of
 #endif
 // clang-format on
 
-// Count numbers, zero if outside. The compiler keeps these loads ahead of their use, other ones not.
+// Loads numbers, zero if outside. The compiler keeps these loads ahead of their use, other ones not.
+//   Count  numbers to load, 1 or 2
 template <int Count>
 __device__ __forceinline__ void load(float* to, const float* from, bool inside) {
   to[0] = to[Count - 1] = 0.f;

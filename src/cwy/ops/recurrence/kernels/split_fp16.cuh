@@ -68,6 +68,7 @@ struct Fragments {
     return j < Kept ? &kept[m][j < Kept ? j : 0][half] : rest + ((m * (K - Kept) + j - Kept) * 2 + half) * THREADS;
   }
   // Takes source(m, half, j, c), c < 4; `peaks` are the largest sizes of the rows.
+  //   Source  the function that returns each number
   template <typename Source>
   __device__ __forceinline__ void load(float* room, const Source& source, unsigned (*peaks)[2]) {
     rest = reinterpret_cast<uint4*>(room) + threadIdx.x;
