@@ -13,6 +13,10 @@ BLOCK_UNITS = 256
 """The most units that one block holds."""
 CLUSTER_UNITS = 1024
 """The most units that a cluster holds."""
+CLUSTER_BLOCK_ROWS = 64
+"""Rows of Q of each block of a cluster."""
+CLUSTER_THREADS = 256
+"""Threads of such a block."""
 CLUSTER_REFLECTIONS = 256
 """The most reflections that a cluster holds in low-rank form."""
 BLOCK_SHARED_BYTES = 227 * 1024
@@ -174,7 +178,7 @@ def cluster(n: int, batch: int, mode: int, device: int) -> Tiling:
 
     Above 512 units a part of it is in shared memory.
     """
-    blocks = -(-n // 64)
+    blocks = -(-n // CLUSTER_BLOCK_ROWS)
     at_once = clusters(blocks, device)
     tiles = 1
     if batch > 8 * at_once:
@@ -185,7 +189,7 @@ def cluster(n: int, batch: int, mode: int, device: int) -> Tiling:
     passes = tiles
     if blocks > 8 and mode != FORWARD:
         passes = 1
-    exchanged = 128 * tiles * blocks * tile_sequences + 64 * tiles * blocks + 2048 * tiles
+    exchanged = _exchanged(blocks, tiles, tile_sequences)
     ring_of_two_inputs = 4096
     room = BLOCK_SHARED_BYTES // 4 - 64 - exchanged - ring_of_two_inputs
     kept = max(min(blocks, 8), blocks - room // 4096)
@@ -195,11 +199,17 @@ def cluster(n: int, batch: int, mode: int, device: int) -> Tiling:
         "PASSES": passes,
         "PASS_TILES": tiles // passes,
         "KEPT_TILES": kept,
-        "THREADS": 256,
+        "BLOCK_ROWS": CLUSTER_BLOCK_ROWS,
+        "THREADS": CLUSTER_THREADS,
         "DEPTH": 2,
     }
     shared = exchanged + 4096 * (blocks - kept)
     return Tiling("cluster.cu", macros, tiles * tile_sequences, 4, shared)
+
+
+def _exchanged(blocks: int, tiles: int, tile_sequences: int) -> int:
+    """Return the floats of shared memory of cluster.cu for states and partial sums."""
+    return 128 * tiles * blocks * tile_sequences + 64 * tiles * blocks + 2048 * tiles
 
 
 def factored(n: int, reflections: int, batch: int, device: int) -> Tiling:
@@ -252,10 +262,11 @@ def clusters(blocks: int, device: int) -> int:
         "PASSES": 1,
         "PASS_TILES": 1,
         "KEPT_TILES": kept,
-        "THREADS": 256,
+        "BLOCK_ROWS": CLUSTER_BLOCK_ROWS,
+        "THREADS": CLUSTER_THREADS,
         "DEPTH": 2,
     }
-    shared = 128 * blocks + 64 * blocks + 2048 + 4096 * (blocks - kept)
+    shared = _exchanged(blocks, 1, 1) + 4096 * (blocks - kept)
     probe = Tiling("cluster.cu", macros, 1, 4, shared)
     kernel = probe.kernel(Variant(FORWARD, "modrelu"))
-    return max(1, kernel.clusters(256, blocks))
+    return max(1, kernel.clusters(CLUSTER_THREADS, blocks))

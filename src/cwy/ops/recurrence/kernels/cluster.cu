@@ -17,7 +17,6 @@
 //   PASS_BYTES      bytes that reach a block in a pass
 #include "split_fp16.cuh"
 
-constexpr int BLOCK_ROWS = 64;
 constexpr int TILES = PASSES * PASS_TILES;
 constexpr int SEQUENCES = TILES * TILE_SEQUENCES;
 constexpr int COLUMN_TILES = 4 * CLUSTER;
