@@ -55,14 +55,14 @@ def fold(text: str, width: int | None) -> str:
     """Break lines that are wider than a terminal, and give a command a line of its own.
 
     Lines break between words. Those that begin with a space, such as code, stay as they are.
-    Without a width all lines stay.
+    Without a width all lines stay, as with one below 2: some terminals report 0 columns.
 
     Example:
         >>> print(fold("stopped, and saved. To go on: cwy resume runs/copying/1000-cwy-seed0", 40))
         stopped, and saved. To go on:
             cwy resume runs/copying/1000-cwy-seed0
     """
-    if width is None:
+    if width is None or width < 2:
         return text
     lines: list[str] = []
     for line in text.split("\n"):
