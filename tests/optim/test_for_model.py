@@ -324,6 +324,12 @@ def test_a_marked_weight_off_the_manifold_is_refused_or_moved_back_as_asked():
             ValueError,
             ["Did you mean 'rgd-c-qr'"],
         ),
+        (lambda: for_model(nn.Linear(3, 3), lr="1e-3"), TypeError, ["lr", "number", "'1e-3'"]),
+        (
+            lambda: for_model(nn.Linear(3, 3), lr=1e-3, optimizer="adam"),
+            TypeError,
+            ["optimizer", "type str", "optimizer=torch.optim.AdamW"],
+        ),
     ],
 )
 def test_errors(call, kind, words):

@@ -40,6 +40,8 @@ def _rates_first(call: Callable[_P, Optimizer]) -> Callable[_P, Optimizer]:
                     f"for_model: {name} must be a number or a tensor, got {kind}. "
                     f"An optimizer goes by its name: for_model(model, lr=1e-3, optimizer={kind})."
                 )
+            if isinstance(rate, str):
+                raise TypeError(f"for_model: {name} must be a number or a tensor, got {rate!r}.")
         return call(*args, **kwargs)
 
     return checked
@@ -93,6 +95,12 @@ def for_model(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"for_model: expected a torch.nn.Module, got {type(model).__name__}.")
+    if not callable(optimizer):
+        raise TypeError(
+            "for_model: optimizer must be a class or a function that makes an optimizer, got "
+            f"an object of type {type(optimizer).__name__}. "
+            "Pass the class itself, e.g. optimizer=torch.optim.AdamW."
+        )
     if not orthogonal_weight_decay >= 0:
         raise ValueError(
             f"for_model: orthogonal_weight_decay must be at least 0, got {orthogonal_weight_decay}."
