@@ -353,11 +353,12 @@ def test_init_may_be_a_matrix():
     layer = cwy.orthogonal(nn.Linear(5, 5), init=q)
     torch.testing.assert_close(layer.weight.detach(), q, atol=5e-6, rtol=0)
     exact = torch.linalg.qr(torch.randn(5, 5, dtype=torch.float64)).Q
-    for array in (q.numpy(), exact.numpy()):
+    flipped = exact.numpy()[::-1]
+    for array in (q.numpy(), exact.numpy(), flipped):
         array.flags.writeable = False
         layer = cwy.orthogonal(nn.Linear(5, 5), init=array)
         torch.testing.assert_close(
-            layer.weight.detach(), torch.tensor(array).float(), atol=5e-6, rtol=0
+            layer.weight.detach(), torch.tensor(array.copy()).float(), atol=5e-6, rtol=0
         )
 
 

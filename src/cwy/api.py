@@ -292,7 +292,8 @@ def _initial(
     if isinstance(init, Tensor):
         return chart.right_inverse(init)
     if not isinstance(init, str) and hasattr(init, "__array__"):
-        return chart.right_inverse(torch.tensor(init.__array__()))
+        # A copy has no negative strides, which torch refuses.
+        return chart.right_inverse(torch.tensor(init.__array__().copy()))
     if init == "random":
         return chart.start()
     if init == "nearest":
