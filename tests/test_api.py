@@ -490,6 +490,16 @@ ERRORS = [
     (lambda: cwy.parametrizations.CWY(4, 3), ValueError, ["CWY is square", "TCWY"]),
     (lambda: cwy.parametrizations.TCWY(3, 4), ValueError, ["M <= N"]),
     (lambda: cwy.METHODS["cwyy"], ValueError, ["'cwy'"]),
+    (
+        lambda: cwy.orthogonality_error(torch.eye(3).to_sparse()),
+        TypeError,
+        ["orthogonality_error", "dense"],
+    ),
+    (
+        lambda: cwy.orthogonality_error(torch.empty(3, 3, device="meta")),
+        ValueError,
+        ["orthogonality_error", "meta"],
+    ),
 ]
 
 

@@ -14,7 +14,7 @@ from . import init as inits
 from ._hints import did_you_mean, sentences
 from ._torch import ConvNd, unparametrized_class
 from .ops._linalg import double, gram_gap, matrix_error
-from .ops.checks import check_tensor
+from .ops.checks import check_dense, check_tensor
 from .parametrizations import OrthogonalMap
 from .parametrizations.base import Free
 from .parametrizations.constraints import Constraint, named_constraints, note_change
@@ -371,6 +371,9 @@ def orthogonality_error(x: Tensor | nn.Module) -> float:
         return _worst_error(x)
     if not isinstance(x, Tensor):
         _refuse_to_measure(type(x).__name__)
+    check_dense("orthogonality_error", "x", x)
+    if x.is_meta:
+        _refuse_to_measure("a tensor on the meta device, which has no values")
     if x.dim() < 2:
         _refuse_to_measure(f"shape {tuple(x.shape)}")
     error = matrix_error(x)

@@ -5,6 +5,7 @@ own optimisers.
 import copy
 import io
 import pickle
+import warnings
 
 import pytest
 import torch
@@ -708,6 +709,13 @@ def sparse():
     StiefelSGD([x]).step()
 
 
+def nested():
+    with warnings.catch_warnings():
+        # torch warns that nested tensors are a prototype.
+        warnings.simplefilter("ignore")
+        return torch.nested.nested_tensor([torch.eye(3, 2), torch.eye(4, 2)])
+
+
 X = torch.eye(3, 2)
 ERRORS = [
     (lambda: StiefelSGD([nn.Parameter(X)], lr=-1.0), ValueError, ["StiefelSGD", "lr", "-1.0"]),
@@ -747,8 +755,11 @@ ERRORS = [
     (
         lambda: StiefelSGD([nn.Parameter(X.long(), requires_grad=False)]),
         TypeError,
-        ["floating-point", "int64"],
+        ["StiefelSGD", "float16 to float64", "int64"],
     ),
+    (lambda: StiefelSGD([nn.Parameter(X.to(torch.float8_e4m3fn))]), TypeError, ["float8_e4m3fn"]),
+    (lambda: StiefelSGD([nn.Parameter(X.to_sparse())]), TypeError, ["StiefelSGD", "dense"]),
+    (lambda: StiefelSGD([nn.Parameter(nested())]), TypeError, ["StiefelSGD", "nested"]),
     (lambda: StiefelSGD([nn.Parameter(X)], differentiable=True), TypeError, ["differentiable"]),
     (lambda: StiefelSGD([]), ValueError, ["empty parameter list"]),
     (sparse, RuntimeError, ["StiefelSGD", "sparse"]),

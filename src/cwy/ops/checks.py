@@ -15,6 +15,16 @@ DTYPES = (
 
 def check_tensor(call: str, name: str, x: Tensor) -> None:
     """Raise unless ``x`` is a dense tensor of a dtype that the library computes in."""
+    check_dense(call, name, x)
+    if x.dtype not in DTYPES:
+        raise TypeError(
+            f"{call}: {name} must be float16 to float64, bfloat16, complex64 or complex128, "
+            f"got {x.dtype}. Convert it, e.g. with .float()."
+        )
+
+
+def check_dense(call: str, name: str, x: Tensor) -> None:
+    """Raise if ``x`` is nested or sparse."""
     if x.is_nested:
         raise TypeError(
             f"{call}: {name} must not be nested. "
@@ -22,11 +32,6 @@ def check_tensor(call: str, name: str, x: Tensor) -> None:
         )
     if x.layout != torch.strided:
         raise TypeError(f"{call}: {name} must be dense, got {x.layout}. Use .to_dense().")
-    if x.dtype not in DTYPES:
-        raise TypeError(
-            f"{call}: {name} must be float16 to float64, bfloat16, complex64 or complex128, "
-            f"got {x.dtype}. Convert it, e.g. with .float()."
-        )
 
 
 def wrong_sign(signs: Tensor) -> str | None:

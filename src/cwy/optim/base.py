@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from ..manifolds import _orthogonal_group as orthogonal_group
 from ..manifolds import stiefel
 from ..ops._precision import full_precision
+from ..ops.checks import check_tensor
 from .batch import Batch, batches, read_largest, readable
 from .points import DelayedCheck, check_point, describe, is_hidden
 
@@ -330,8 +331,10 @@ class StiefelOptimizer(KeepsPrecision):
 
     def _check_point(self, group: dict[str, Any], index: int) -> None:
         p = group["params"][index]
-        what = f"{type(self).__name__}: {describe(group, index)}"
-        check_point(what, p, kernel=group["kernel"], project=group["project"])
+        kind = type(self).__name__
+        name = describe(group, index)
+        check_tensor(kind, name, p)
+        check_point(f"{kind}: {name}", p, kernel=group["kernel"], project=group["project"])
         self._versions[p] = p._version
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -88,8 +88,6 @@ def _check_kind(what: str, p: Tensor) -> None:
         raise ValueError(
             f"{what} must be a matrix (*, rows, columns), got shape {shape}. {_IF_FREE}."
         )
-    if not (p.is_floating_point() or p.is_complex()):
-        raise TypeError(f"{what} must be floating-point or complex, got {p.dtype}.")
     if hasattr(p, "device_mesh"):
         raise ValueError(
             f"{what} is sharded, but a step on the manifold needs the whole matrix. Use DDP for it."
@@ -99,7 +97,10 @@ def _check_kind(what: str, p: Tensor) -> None:
 def describe(group: dict[str, Any], index: int) -> str:
     """Return the words that name a parameter in an error."""
     names = group.get("param_names")
-    shape = tuple(group["params"][index].shape)
+    p = group["params"][index]
+    shape: object = "nested"
+    if not p.is_nested:
+        shape = tuple(p.shape)
     if names:
         return f"parameter {names[index]!r} {shape}"
     return f"parameter {index} of its group, {shape}"
