@@ -272,6 +272,14 @@ def test_plane_rotations(init, low, high, n, reflections):
     )
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_haar_serves_rotations_whatever_the_seed(seed):
+    torch.manual_seed(seed)
+    layer = cwy.orthogonal(nn.Linear(5, 5), method="exprnn", init="haar")
+    assert cwy.orthogonality_error(layer) < 1e-5
+    assert torch.linalg.det(layer.weight) > 0
+
+
 def test_haar_is_uniform():
     # The trace of a Haar matrix has mean 0 and variance 1; complex, E|trace|² = 1.
     for dtype in (torch.float64, torch.complex128):

@@ -307,6 +307,8 @@ def _initial(
             dtype=weight.dtype,
             device=weight.device,
         )
+        if init == "haar" and chart.rotations_only:
+            matrix = _rotation(matrix)
         return chart.free(matrix)
     known = ["random", "nearest", *inits.MATRICES]
     raise ValueError(
@@ -316,6 +318,13 @@ def _initial(
             f"Known: {', '.join(known)}, or a matrix (a torch.Tensor or a NumPy array).",
         )
     )
+
+
+def _rotation(matrix: Tensor) -> Tensor:
+    """Flip the first column where the determinant is -1: Haar on O(N) becomes Haar on SO(N)."""
+    signs = torch.linalg.det(double(matrix)).sign().to(matrix)
+    first = matrix[..., :1] * signs[..., None, None]
+    return torch.cat([first, matrix[..., 1:]], dim=-1)
 
 
 def _kept(chart: OrthogonalMap, weight: Tensor) -> Free:

@@ -47,6 +47,9 @@ class OrthogonalMap(nn.Module):
     stacked_buffers: ClassVar[tuple[str, ...] | None] = None
     """The buffers that each matrix of a batch has its own of. None: the map takes no new batch."""
 
+    rotations_only: ClassVar[bool] = False
+    """Whether no matrix of determinant -1 can be reached."""
+
     stack: Stack | None = None
     """Computes the weight together with others, while :class:`cwy.together` is active."""
 

@@ -37,6 +37,7 @@ class EXPRNN(SkewMap):
     """
 
     stacked_buffers = ()
+    rotations_only = True
 
     def matrix(self, x: Tensor) -> Tensor:
         return rotation(self.skew(x)).to(x.dtype)
