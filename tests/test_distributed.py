@@ -12,6 +12,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import cwy
+from cwy.many import run_together
 
 pytestmark = pytest.mark.slow
 
@@ -22,19 +23,21 @@ def make_model(wrap):
     torch.manual_seed(0)
     kwargs = {"dtype": torch.float64}
     # A weight on the manifold is not for sharding.
-    moved = (
-        [cwy.orthogonal(nn.Linear(8, 8, **kwargs), method="rgd-c-c", momentum=0.9)]
-        if wrap == "ddp"
-        else []
-    )
-    return nn.Sequential(
+    moved = []
+    if wrap == "ddp":
+        layer = nn.Linear(8, 8, **kwargs)
+        moved.append(cwy.orthogonal(layer, method="rgd-c-c", momentum=0.9))
+    model = nn.Sequential(
         *moved,
         cwy.orthogonal(nn.Linear(8, 8, **kwargs), init="haar"),
         nn.Tanh(),
+        cwy.orthogonal(nn.Linear(8, 8, **kwargs)),
         cwy.orthogonal(nn.Linear(8, 5, **kwargs)),
         cwy.orthogonal(nn.Linear(5, 5, **kwargs), reflections=2, init="identity"),
         Recurrent(),
     )
+    # The two layers of one kind are computed together, except where parameters are sharded.
+    return run_together(model)
 
 
 class Recurrent(nn.Module):
