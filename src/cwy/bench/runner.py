@@ -370,8 +370,11 @@ def run_all(request: Request, folder: Path, console: Console) -> bool:
 
 
 def _largest(chosen: Options, found: Sequence[Measurement]) -> tables.Last | None:
-    """Return what was measured at the largest size at which something has a backward pass."""
-    timed = {one.size for one in found if one.seconds("both")}
+    """Return what was measured at the largest size at which a whole pass or step has a time."""
+    kind = "both"
+    if tables.are_steps(found):
+        kind = "forward"
+    timed = {one.size for one in found if one.seconds(kind)}
     sizes = [size for size in chosen.sizes if show_size(size) in timed]
     if not sizes:
         return None

@@ -191,25 +191,22 @@ def findings(found: Sequence[Measurement], baseline: str) -> str:
 
 
 def _of_steps(found: Sequence[Measurement], base: Measurement) -> str:
-    """Say how long steps without a backward pass of their own take, compared with the baseline."""
+    """Say how long steps without a backward pass of their own take."""
     seconds = base.seconds("forward") or math.nan
-    words = f"At {base.size}, a step of {base.entry} takes {ms(seconds)} ms."
-    ratios = []
-    for one in found:
-        step = one.seconds("forward")
-        if one.group == "ours" and step and one.entry != base.entry:
-            ratios.append((step / seconds, one.entry))
-    if not ratios:
+    words = f"At {base.size}, a step of {base.entry} takes {ms(seconds)} ms"
+    words += _beside_the_floor(found, seconds, "forward") + "."
+    ours = [(one.seconds("forward"), one.entry) for one in found if one.group == "ours"]
+    least, fastest = min((step or inf, entry) for step, entry in ours)
+    if fastest == base.entry:
         return words
-    ratio, fastest = min(ratios)
-    return f"{words} The fastest of ours, {fastest}, takes {times(ratio)} times that."
+    return f"{words} The fastest of ours, {fastest}, takes {times(least / seconds)} times that."
 
 
-def _beside_the_floor(found: Sequence[Measurement], both: float) -> str:
+def _beside_the_floor(found: Sequence[Measurement], time: float, kind: str = "both") -> str:
     for one in found:
-        plain = one.seconds("both")
+        plain = one.seconds(kind)
         if one.group == "floor" and plain:
-            return f", {times(both / plain)} times {one.entry}"
+            return f", {times(time / plain)} times {one.entry}"
     return ""
 
 

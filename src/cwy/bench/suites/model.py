@@ -141,7 +141,7 @@ KINDS = (
 
 def baseline(size: Size, device: str) -> str:
     """Name the entry that the others are compared with."""
-    return "free (eager)"
+    return "cwy together"
 
 
 def entries(size: Size) -> list[Entry]:
@@ -171,15 +171,17 @@ def _entry(stack: Stack, kind: Kind, mode: Mode) -> Entry:
             return "it is for GPUs"
         return None
 
-    gate = mode.autocast
+    name = kind.name
+    if mode.name != "eager":
+        name = f"{kind.name} ({mode.name})"
     return Entry(
-        f"{kind.name} ({mode.name})",
+        name,
         f"a training step with {kind.about}: {mode.about}",
         functools.partial(_case, stack, kind, mode),
         group=kind.group,
         package=kind.package,
         differentiable=False,
-        gate=gate,
+        gate=mode.autocast,
         why_not=why_not,
     )
 
@@ -217,11 +219,11 @@ class _Step:
 
     def __call__(self, x: Tensor) -> Tensor:
         with torch.enable_grad():
-            self._optimizer.zero_grad()
             with self._within():
                 loss = self._run(x.detach()).square().mean()
             loss.backward()
             self._optimizer.step()
+            self._optimizer.zero_grad()
         return loss.detach().clone()
 
 
