@@ -64,6 +64,27 @@ def _eye_minus_(x: Tensor) -> Tensor:
     return x
 
 
+def _form(saved: Saved) -> tuple[Tensor, Tensor]:
+    """Return Q and $Y = UT^H$."""
+    y = times(saved.u, saved.t.mH, upper=False)
+    return _eye_minus_(saved.u @ y.mH), y
+
+
+def _form_first_columns(saved: Saved) -> Tensor:
+    """Return as many columns of Q as there are vectors."""
+    u = saved.u
+    return _eye_minus_(u @ (saved.t @ u[..., : u.shape[-1], :].mH))
+
+
+def _map_rows(saved: Saved, x: Tensor, adjoint: bool) -> Tensor:
+    """Return the rows of x mapped by Q, or by its adjoint."""
+    t = saved.t.mT
+    if adjoint:
+        t = saved.t.conj()
+    c = (x @ saved.u.conj()) @ t
+    return x - c @ saved.u.mT
+
+
 def _plus(a: Tensor | None, b: Tensor) -> Tensor:
     """Return a + b, in the place of b if no second derivative is asked for."""
     if a is None:
@@ -124,8 +145,7 @@ class _Matrix(Function):
     def forward(ctx, v):
         saved = _factors(v)
         u = saved.u
-        y = times(u, saved.t.mH, upper=False)
-        q = _eye_minus_(u @ y.mH)
+        q, y = _form(saved)
         kept = None
         if u.shape[-1] >= u.shape[-2]:
             kept = q
@@ -198,11 +218,9 @@ class _Truncated(Function):
     @in_full_precision
     def forward(ctx, v):
         saved = _factors(v)
-        u = saved.u
-        omega = _eye_minus_(u @ (saved.t @ u[..., : u.shape[-1], :].mH))
         ctx.save_for_backward(*saved)
         ctx.set_materialize_grads(False)
-        return omega, u, saved.t
+        return _form_first_columns(saved), saved.u, saved.t
 
     @staticmethod
     def backward(ctx, z, gu, gt):
@@ -233,15 +251,10 @@ class _Multiply(Function):
     @in_full_precision
     def forward(ctx, v, x, adjoint):
         saved = _factors(v)
-        u = saved.u
-        t = saved.t.mT
-        if adjoint:
-            t = saved.t.conj()
-        c = (x @ u.conj()) @ t
         ctx.save_for_backward(*saved, x)
         ctx.set_materialize_grads(False)
         ctx.adjoint = adjoint
-        return x - c @ u.mT, u, saved.t
+        return _map_rows(saved, x, adjoint), saved.u, saved.t
 
     @staticmethod
     def backward(ctx, gy, gu, gt):
@@ -334,8 +347,8 @@ def forward_matrix(v: Tensor, signs: Tensor | None) -> tuple[Tensor, ...]:
     """Return Q with signs, U, a factor (Y if L >= N, else T) and the reciprocal norms."""
     saved = _factors(v)
     u = saved.u
-    y = times(u, saved.t.mH, upper=False)
-    q = sign_columns(_eye_minus_(u @ y.mH), signs)
+    q, y = _form(saved)
+    q = sign_columns(q, signs)
     if u.shape[-1] >= u.shape[-2]:
         return q, u, y, saved.reciprocal
     return q, u, saved.t, saved.reciprocal
@@ -358,9 +371,8 @@ def backward_matrix(
 def forward_truncated(v: Tensor, signs: Tensor | None) -> tuple[Tensor, ...]:
     """Return the first columns of Q, times signs, U, T and the reciprocal norms."""
     saved = _factors(v)
-    u = saved.u
-    omega = _eye_minus_(u @ (saved.t @ u[..., : u.shape[-1], :].mH))
-    return sign_columns(omega, signs), u, saved.t, saved.reciprocal
+    omega = sign_columns(_form_first_columns(saved), signs)
+    return omega, saved.u, saved.t, saved.reciprocal
 
 
 def backward_truncated(
@@ -375,12 +387,7 @@ def backward_truncated(
 def forward_multiply(v: Tensor, x: Tensor, adjoint: bool) -> tuple[Tensor, ...]:
     """Return the rows of x mapped by Q or its adjoint, U, T and the reciprocal norms."""
     saved = _factors(v)
-    u = saved.u
-    t = saved.t.mT
-    if adjoint:
-        t = saved.t.conj()
-    c = (x @ u.conj()) @ t
-    return x - c @ u.mT, u, saved.t, saved.reciprocal
+    return _map_rows(saved, x, adjoint), saved.u, saved.t, saved.reciprocal
 
 
 def backward_multiply(

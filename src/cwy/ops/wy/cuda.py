@@ -339,9 +339,7 @@ def _kernel_signs(signs: Tensor | None, v: Tensor) -> Tensor | None:
         return None
     if why_only_autograd(signs) is not None:
         return None
-    if signs.dim() > 2:
-        signs = signs.flatten(0, -2)
-    return signs.contiguous()
+    return _flat_signs(signs)
 
 
 def _is_differentiated(v: Tensor) -> bool:
