@@ -287,6 +287,15 @@ def test_constrain_changes_nothing_when_it_refuses():
     with pytest.raises(TypeError, match="where"):
         cwy.constrain(plain(), 7)
     assert model.state_dict().keys() == before.keys()
+    # A later layer refuses the method: the first one stays as it was.
+    mixed = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 6))
+    before = copy.deepcopy(mixed.state_dict())
+    state = torch.get_rng_state()
+    with pytest.raises(ValueError, match="own"):
+        cwy.constrain(mixed, nn.Linear, method="own")
+    assert torch.equal(torch.get_rng_state(), state)
+    for name, value in mixed.state_dict().items():
+        assert torch.equal(value, before[name])
 
 
 def test_a_constrained_model_is_copied_loaded_and_baked():

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import copy
 import fnmatch
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, NamedTuple, TypeVar, cast
@@ -118,6 +119,7 @@ def constrain(
                 f"constrain: {path or 'the model'}, a {type(layer).__name__}, "
                 f"has no tensor {name!r}. Pass name=, or exclude it by where."
             )
+    _try_on_copies(chosen.values(), name, options)
     for layer in chosen.values():
         orthogonal(layer, name, **options)
     run_together(model)
@@ -125,6 +127,19 @@ def constrain(
     return [
         one for one in named_constraints(model) if id(one.module) in layers and one.name == name
     ]
+
+
+def _try_on_copies(layers: Iterable[nn.Module], name: str, options: dict[str, Any]) -> None:
+    """Raise what the options are refused with, before any layer is changed."""
+    seen = set()
+    with torch.random.fork_rng(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for layer in layers:
+            weight = getattr(layer, name)
+            kind = (type(layer), weight.shape, weight.dtype)
+            if kind not in seen:
+                seen.add(kind)
+                orthogonal(copy.deepcopy(layer), name, **options)
 
 
 def run_together(model: M) -> M:
@@ -165,7 +180,7 @@ def _predicate(where: Where) -> Callable[[str, nn.Module], bool]:
 
 
 class _Calls:
-    """Opens a block before each forward pass of a model, and closes it afterwards.
+    """Open a block before each forward pass of a model, and close it afterwards.
 
     The stacks are found once. A stack that does not fit the model any more has them found again.
     """
@@ -275,9 +290,7 @@ class _Stack:
         weights = first.product(v, signs)
         if first.wide:
             weights = weights.mT.contiguous()
-        for member, weight in zip(self.members, weights.unbind(0), strict=True):
-            if member.map.kernel is not None:
-                weight = weight.reshape(member.map.kernel)
+        for member, weight in zip(self.members, self._shaped(weights.unbind(0)), strict=True):
             member.map.given = weight
 
     def take_back(self) -> None:
@@ -337,14 +350,17 @@ class _Stack:
         else:
             with torch.no_grad():
                 slices = self.form(self.stacked_free()).unbind(0)
-        weights = []
-        for member, matrix in zip(self.members, slices, strict=True):
-            kernel = member.map.kernel
-            if kernel is not None:
-                matrix = matrix.reshape(kernel)
-            weights.append(matrix)
         versions = [_versions(member.map, member.free) for member in self.members]
-        return _Computed(tuple(weights), versions)
+        return _Computed(self._shaped(slices), versions)
+
+    def _shaped(self, matrices: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Return each matrix in the shape of its weight: kernels of convolutions are not flat."""
+        weights = []
+        for member, matrix in zip(self.members, matrices, strict=True):
+            if member.map.kernel is not None:
+                matrix = matrix.reshape(member.map.kernel)
+            weights.append(matrix)
+        return tuple(weights)
 
     def stacked_free(self) -> list[Tensor]:
         """Return the free parameters, each kind of them stacked along a new first dimension."""
@@ -354,16 +370,15 @@ class _Stack:
     def form(self, free: Sequence[Tensor]) -> Tensor:
         """Compute the weights of stacked free parameters by one map that has all of the states."""
         first = self.members[0].map
-        both = copy.copy(first)
-        both.batch = (len(self.members), *first.batch)
-        both._buffers = dict(first._buffers)
+        joint = copy.copy(first)
+        joint.batch = (len(self.members), *first.batch)
+        joint._buffers = dict(first._buffers)
         for name in first.stacked_buffers or ():
-            if name in both._buffers:
+            if name in joint._buffers:
                 states = [member.map.get_buffer(name) for member in self.members]
-                both._buffers[name] = torch.stack(states)
-        both.kernel = None
-        both.stack = None
-        return both(*free)
+                joint._buffers[name] = torch.stack(states)
+        joint.kernel = None
+        return joint(*free)
 
 
 class _Together(Function):
