@@ -1,7 +1,7 @@
 """CUDA C++ compiled at first use by NVRTC, and launched. It needs no nvcc and no build step."""
 
-from .compiler import arch, cubin, why_not
+from .compiler import Macros, arch, cubin, why_not
 from .launch import Kernel, kernel
 from .structures import Structure, structure
 
-__all__ = ["Kernel", "Structure", "arch", "cubin", "kernel", "structure", "why_not"]
+__all__ = ["Kernel", "Macros", "Structure", "arch", "cubin", "kernel", "structure", "why_not"]

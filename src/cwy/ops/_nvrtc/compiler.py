@@ -6,6 +6,7 @@ import functools
 import hashlib
 import importlib
 import os
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ import torch
 from ... import _atomic
 from .structures import Structures, header
 
-Defines = tuple[tuple[str, int], ...]
+Macros = Mapping[str, int | float]
+Defines = tuple[tuple[str, int | float], ...]
 
 
 def _installed() -> bool:

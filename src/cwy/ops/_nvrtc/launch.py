@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..._torch import gpu_index, gpu_stream
-from .compiler import Defines, arch, bindings, cubin, value_of
+from .compiler import Defines, Macros, arch, bindings, cubin, value_of
 from .structures import Structures
 
 Argument = Tensor | ctypes.Structure | int | float | None
@@ -191,7 +191,7 @@ def loaded(
 def kernel(
     path: Path,
     name: str,
-    defines: dict[str, int],
+    defines: Macros,
     shared: int = 0,
     large_clusters: bool = False,
     structures: Structures = (),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .. import _nvrtc
+from .nonlinearities import SLOPE
 
 KERNELS = Path(__file__).parent / "kernels"
 BLOCK_UNITS = 256
@@ -72,7 +73,7 @@ class Variant:
     writes_extra: bool = False
 
     @property
-    def macros(self) -> dict[str, int]:
+    def macros(self) -> _nvrtc.Macros:
         """The macros of ``common.cuh`` that this sets."""
         names = {name.upper(): code for name, code in NONLINEARITIES.items()}
         return {
@@ -80,6 +81,7 @@ class Variant:
             **names,
             "MODE": self.mode,
             "NONLINEARITY": NONLINEARITIES[self.nonlinearity],
+            "SLOPE": SLOPE,
             "PACKED": int(self.packed),
             "READS_TWO": int(self.reads_two),
             "WRITES_OUT": int(self.writes_out),
@@ -121,9 +123,9 @@ class Tiling:
 
     def kernel(self, variant: Variant) -> _nvrtc.Kernel:
         """Compile the kernel for a variant."""
-        macros = self.macros | variant.macros
-        inputs = 1 + macros["READS_TWO"]
-        ring = macros["DEPTH"] * inputs * self.units * self.threads
+        macros = {**self.macros, **variant.macros}
+        inputs = 1 + int(variant.reads_two)
+        ring = self.macros["DEPTH"] * inputs * self.units * self.threads
         return _nvrtc.kernel(
             KERNELS / self.source,
             "rollout",

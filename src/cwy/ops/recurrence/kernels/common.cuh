@@ -5,6 +5,7 @@
 //   MODRELU, ABS, RELU, LEAKY_RELU, TANH, IDENTITY  the values of NONLINEARITY
 //   MODE          which way the recurrence runs
 //   NONLINEARITY  which one is applied
+//   SLOPE         the slope of leaky ReLU below zero
 //   THREADS       threads of a block
 //   DEPTH         steps of inputs that the ring in shared memory holds
 //   PACKED        whether sequences differ in length
@@ -15,7 +16,6 @@
 #pragma once
 #include "structures.cuh"
 
-constexpr float SLOPE = 0.01f;           // of leaky ReLU
 constexpr float TINY = 1.17549435e-38f;  // the smallest normal float
 
 // Nonlinearities.
@@ -34,7 +34,7 @@ __device__ __forceinline__ float apply(float z, float bias) {
   }
   if (NONLINEARITY == ABS) return fabsf(z);
   if (NONLINEARITY == RELU) return z <= 0.f ? 0.f : z;
-  if (NONLINEARITY == LEAKY_RELU) return z > 0.f ? z : SLOPE * z;
+  if (NONLINEARITY == LEAKY_RELU) return z > 0.f ? z : float(SLOPE) * z;
   if (NONLINEARITY == TANH) return tanhf(z);
   return z;
 }
@@ -43,7 +43,7 @@ __device__ __forceinline__ float derivative(float h) {
   if (NONLINEARITY == MODRELU) return nonzero(h);
   if (NONLINEARITY == ABS) return h > 0.f ? 1.f : h < 0.f ? -1.f : 0.f;
   if (NONLINEARITY == RELU) return h > 0.f ? 1.f : 0.f;
-  if (NONLINEARITY == LEAKY_RELU) return h > 0.f ? 1.f : SLOPE;
+  if (NONLINEARITY == LEAKY_RELU) return h > 0.f ? 1.f : float(SLOPE);
   if (NONLINEARITY == TANH) return 1.f - h * h;
   return 1.f;
 }
