@@ -110,7 +110,7 @@ class Division(NamedTuple):
         chunks: parts of the rows in sums over columns.
         splits: parts of the rows in products.
         groups: groups of blocks, which share out the batch and wait only for their own.
-        parts: numbers of 8 bytes that hold the parts of sums.
+        part_size: numbers of 8 bytes, of each matrix, that hold the parts of sums.
     """
 
     launch: Callable[[_nvrtc.Structure], None]
@@ -118,7 +118,7 @@ class Division(NamedTuple):
     chunks: int
     splits: int
     groups: int
-    parts: int
+    part_size: int
 
 
 @functools.lru_cache(maxsize=1024)
@@ -159,7 +159,7 @@ def divide(source: Source, count: int, n: int, size: int, device: int) -> Divisi
     part_size = size * chunks
     if splits > 1:
         part_size = max(part_size, splits * padded(size) ** 2)
-    return Division(launch, groups * each, chunks, splits, groups, count * part_size)
+    return Division(launch, groups * each, chunks, splits, groups, part_size)
 
 
 def _largest_cluster(device: int) -> int:

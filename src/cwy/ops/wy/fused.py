@@ -15,7 +15,8 @@ from .cooperative import Source, address, divide, next_ticket, padded, workspace
 Result = Literal["y", "matrix", "truncated"]
 
 # `y` is U T^T, of the first l rows if truncated. `out` is Q or its first columns, times `signs`.
-# `work` holds S and the parts of sums. Absent tensors are null.
+# `s` is S in tiles. `parts` holds `part_size` numbers for the sums of each matrix. Absent tensors
+# are null.
 Forward = _nvrtc.structure(
     "Forward",
     v="const float*",
@@ -25,7 +26,8 @@ Forward = _nvrtc.structure(
     t="float*",
     y="float*",
     out="float*",
-    work="double*",
+    s="double*",
+    parts="double*",
     flags="unsigned long long*",
     ticket="unsigned long long",
     batch="int",
@@ -35,9 +37,11 @@ Forward = _nvrtc.structure(
     chunks="int",
     splits="int",
     groups="int",
+    part_size="int",
 )
 # `factor` is y if WIDE, else t. `q` is given if WIDE. `w`, `a` and `b` are given if ENDING.
-# For FACTORS `a` and `b` are the gradients of U (null for zero) and of T. `parts` are of sums.
+# For FACTORS `a` and `b` are the gradients of U (null for zero) and of T. `parts` is as above.
+# Everything else from `w` to `omega` is scratch memory, which :func:`_scratch` sizes.
 Backward = _nvrtc.structure(
     "Backward",
     z="const float*",
@@ -49,8 +53,15 @@ Backward = _nvrtc.structure(
     w="float*",
     a="float*",
     b="float*",
+    c="float*",
+    d="float*",
+    e="float*",
+    k="float*",
+    top="float*",
+    x="float*",
+    y="float*",
+    omega="float*",
     dv="float*",
-    work="float*",
     parts="double*",
     flags="unsigned long long*",
     ticket="unsigned long long",
@@ -60,6 +71,7 @@ Backward = _nvrtc.structure(
     chunks="int",
     splits="int",
     groups="int",
+    part_size="int",
 )
 
 
@@ -195,7 +207,8 @@ def _launch_forward(
     if kept is None:
         floats += u_floats + count * size
     division = divide(FORWARD, count, n, size, v.get_device())
-    numbers = count * padded(size) ** 2 + division.parts
+    s_numbers = count * padded(size) ** 2
+    numbers = s_numbers + count * division.part_size
     work = workspace(v, division.blocks, numbers, floats)
     if kept is None:
         u = work.floats + 4 * y_floats
@@ -214,7 +227,8 @@ def _launch_forward(
             t=places.t,
             y=places.y,
             out=places.out,
-            work=work.numbers,
+            s=work.numbers,
+            parts=work.numbers + 8 * s_numbers,
             flags=work.flags,
             ticket=next_ticket(),
             batch=count,
@@ -224,6 +238,7 @@ def _launch_forward(
             chunks=division.chunks,
             splits=division.splits,
             groups=division.groups,
+            part_size=division.part_size,
         )
     )
 
@@ -320,13 +335,19 @@ def _launch_backward(
     count = math.prod(batch)
     division = divide(BACKWARD[kind], count, n, size, u.get_device())
     dv = torch.empty_like(u)
-    floats = count * _work_floats(kind, n, size)
-    work = workspace(u, division.blocks, division.parts, floats)
+    scratch = _scratch(kind, n, size)
+    floats = count * sum(scratch.values())
+    work = workspace(u, division.blocks, count * division.part_size, floats)
     # Copies must live until the launch.
     z = _contiguous(z)
     w = _contiguous(w)
     a = _contiguous(a)
     b = _contiguous(b)
+    places = {"w": address(w), "a": address(a), "b": address(b)}
+    at = work.floats
+    for name, floats in scratch.items():
+        places[name] = at
+        at += 4 * count * floats
     division.launch(
         Backward(
             z=address(z),
@@ -335,11 +356,7 @@ def _launch_backward(
             reciprocal=reciprocal.data_ptr(),
             signs=address(signs),
             q=address(q),
-            w=address(w),
-            a=address(a),
-            b=address(b),
             dv=dv.data_ptr(),
-            work=work.floats,
             parts=work.numbers,
             flags=work.flags,
             ticket=next_ticket(),
@@ -349,23 +366,26 @@ def _launch_backward(
             chunks=division.chunks,
             splits=division.splits,
             groups=division.groups,
+            part_size=division.part_size,
+            **places,
         )
     )
     return dv
 
 
-def _work_floats(kind: Kind, n: int, size: int) -> int:
-    """Return the floats of one matrix that backward.cu needs."""
+def _scratch(kind: Kind, n: int, size: int) -> dict[str, int]:
+    """Return the floats of one matrix in each scratch field of :data:`Backward`."""
     square = size * size
+    tall = n * size
     if kind == Kind.NARROW:
-        return square + 4 * n * size
+        return {"d": square, "y": tall, "w": tall, "a": tall, "b": tall}
     if kind == Kind.WIDE:
-        return square + n * size + n * n
+        return {"k": square, "x": tall, "omega": n * n}
     if kind == Kind.TRUNCATED:
-        return 5 * square
+        return dict.fromkeys(("c", "y", "e", "top", "d"), square)
     if kind == Kind.FACTORS:
-        return 2 * square
-    return square
+        return {"e": square, "d": square}
+    return {"d": square}
 
 
 def _contiguous(x: Tensor | None) -> Tensor | None:

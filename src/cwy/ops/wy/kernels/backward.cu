@@ -20,12 +20,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) backward(const B
                      *const reciprocal = of.reciprocal + (long)first * l;
   const float* const z = of.z + first * (KIND == TRUNCATED ? nl : nn);
   float* const dv = of.dv + first * nl;
-  float* const work = of.work + first * (KIND == NARROW      ? ll + 4 * nl
-                                         : KIND == WIDE      ? ll + nl + nn
-                                         : KIND == TRUNCATED ? 5 * ll
-                                         : KIND == FACTORS   ? 2 * ll
-                                                             : ll);
-  double* const columns = of.parts + first * max((long)chunks * l, splits > 1 ? splits * ll : 0);
+  double* const columns = of.parts + (long)first * of.part_size;
   float* const parts = reinterpret_cast<float*>(columns);
 
   auto all = [=](int size) { return [=](int, int, int) { return make_int2(0, size); }; };
@@ -91,11 +86,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) backward(const B
   };
 
   if constexpr (KIND == NARROW || KIND == ENDING) {
-    float* const d = work;
-    float* const y = d + batch * ll;
-    float *w = of.w + first * nl, *a = of.a + first * nl, *z_w = of.b + first * nl;
+    float* const d = of.d + first * ll;
+    float *const w = of.w + first * nl, *const a = of.a + first * nl, *const z_w = of.b + first * nl;
     if constexpr (KIND == NARROW) {
-      w = y + batch * nl, a = w + batch * nl, z_w = a + batch * nl;
+      float* const y = of.y + first * nl;
       product<true, true>(
           grid, batch, n, l, [=](int, int, int j) { return make_int2(j, l); }, matrix(u, n, l), transposed(t, l, l),
           into_signed(y, n, l));
@@ -118,9 +112,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) backward(const B
     });
   } else if constexpr (KIND == WIDE) {
     const float* const y = of.factor + first * nl;
-    float* const k = work;
-    float* const x = k + batch * ll;
-    float* const omega = x + batch * nl;
+    float *const k = of.k + first * ll, *const x = of.x + first * nl, *const omega = of.omega + first * nn;
     product<false, false>(grid, batch, n, n, all(n), transposed(of.q + first * nn, n, n), matrix(z, n, n), [=](int b) {
       const View<float> to(omega + b * nn);
       return [=](int i, int j, float value) { to[i * n + j] = value * sign(b, i) * sign(b, j); };
@@ -152,8 +144,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) backward(const B
         });
   } else if constexpr (KIND == FACTORS) {
     const float *const du = of.a ? of.a + first * nl : nullptr, *const dt = of.b + first * ll;
-    float* const e = work;
-    float* const d = e + batch * ll;
+    float *const e = of.e + first * ll, *const d = of.d + first * ll;
     product<false, false>(
         grid, batch, l, l, [=](int, int i, int) { return make_int2(0, min(i + TILE, l)); }, transposed(t, l, l),
         matrix(dt, l, l), into(e, l, l));
@@ -169,11 +160,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) backward(const B
       };
     });
   } else {
-    float* const c = work;
-    float* const y = c + batch * ll;
-    float* const e = y + batch * ll;
-    float* const top = e + batch * ll;
-    float* const d = top + batch * ll;
+    float *const c = of.c + first * ll, *const y = of.y + first * ll, *const e = of.e + first * ll,
+                 *const top = of.top + first * ll, *const d = of.d + first * ll;
     over_rows(u, z, c, false);
     product<true, true>(
         grid, batch, l, l, [=](int, int, int j) { return make_int2(j, l); }, matrix(u, n, l), transposed(t, l, l),

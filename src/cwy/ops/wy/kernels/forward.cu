@@ -14,8 +14,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) forward(const Fo
   const float* const v = of.v + first * nl;
   float *const u = of.u + first * nl, *const reciprocal = of.reciprocal + (long)first * l;
   float *const t = of.t ? of.t + first * ll : nullptr, *const y = of.y ? of.y + (long)first * rows * l : nullptr;
-  double* const s = of.work + first * area;
-  double* const parts = of.work + of.batch * area + first * max((long)chunks * l, splits > 1 ? splits * area : 0);
+  double *const s = of.s + first * area, *const parts = of.parts + (long)first * of.part_size;
 
   // In float64 squares neither vanish nor overflow.
   over_columns(
