@@ -177,7 +177,7 @@ REPLACED = [
     pytest.param(
         lambda: -torch.eye(5), {"method": "exprnn"}, "determinant is -1", id="determinant"
     ),
-    pytest.param(lambda: 1.1 * torch.eye(5), {}, "not orthogonal", id="further than 0.1"),
+    pytest.param(lambda: 1.1 * torch.eye(5), {}, r"is 0\.21", id="further than 0.1"),
 ]
 
 
@@ -488,7 +488,7 @@ ERRORS = [
     (
         lambda: cwy.orthogonal(nn.Linear(5, 5), init=torch.ones(5, 5)),
         ValueError,
-        ["not orthogonal"],
+        ["n=5", "is 5"],
     ),
     (
         lambda: cwy.orthogonal(cwy.orthogonal(nn.Linear(3, 3))),
@@ -530,9 +530,9 @@ def test_integer_weights_are_refused():
     ("value", "words"),
     [
         (torch.full((5, 5), torch.nan), "NaN"),
-        (2 * torch.eye(5), "not orthogonal.*is 3"),
+        (2 * torch.eye(5), "is 3"),
         (torch.eye(4), r"\(5, 5\).*\(4, 4\)"),
-        (torch.linalg.qr(torch.randn(5, 5)).Q, "2 reflections do not reach"),
+        (torch.linalg.qr(torch.randn(5, 5)).Q, "2 reflections"),
         (torch.eye(5) * 1j, "real and can't become"),
     ],
 )

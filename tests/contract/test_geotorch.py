@@ -28,7 +28,7 @@ def test_a_map_is_registered_by_hand(name, size, dtype):
     try:
         parametrize.register_parametrization(layer, "weight", chart)
     except ValueError:
-        with pytest.raises(ValueError, match="assign"):
+        with pytest.raises(ValueError, match=r"n=\d"):
             made.weight = made.weight.detach()
         return
     torch.testing.assert_close(layer.weight, made.weight, atol=1e-10, rtol=0)
@@ -64,7 +64,7 @@ def test_what_is_not_on_the_manifold_is_refused(name, size, dtype):
     for off in (torch.zeros_like(weight), weight + 0.5, weight[..., :1, :].expand_as(weight)):
         if cwy.orthogonality_error(off) < 1e-6:
             continue
-        with pytest.raises(ValueError, match=r"orthogonal|assign"):
+        with pytest.raises(ValueError, match=r"n=\d"):
             layer.weight = off
     assert torch.equal(layer.weight, weight)
 

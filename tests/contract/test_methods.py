@@ -101,7 +101,7 @@ def test_assignment(name, size, dtype):
     torch.testing.assert_close(layer.weight.detach(), q, atol=1e-4, rtol=0)
     layer.weight = q
     for bad in (torch.full_like(q, torch.nan), 2 * q, q[..., :-1]):
-        with pytest.raises(ValueError, match=r"NaN|not orthogonal|shape"):
+        with pytest.raises(ValueError, match=r"n=\d|\(\d"):
             layer.weight = bad
     torch.testing.assert_close(layer.weight.detach(), q, atol=1e-10, rtol=0)
 

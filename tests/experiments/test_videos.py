@@ -131,7 +131,7 @@ def test_names_and_bounds_of_the_cache_are_hashed_and_one_of_before_still_loads(
     assert (found.sequences, made_of) == (videos.sequences, {"version": "1"})
     for old, new in ((b"[3, 5]", b"[3, 4]"), (b"train", b"tr41n"), (b"1", b"2")):
         path.write_bytes(content.replace(old, new, 1))
-        with pytest.raises(DataError, match="is damaged"):
+        with pytest.raises(DataError, match=r"some\.safetensors"):
             read(path)
     for spans, whole in (
         ([(3, 5)], True),
@@ -150,7 +150,7 @@ def test_names_and_bounds_of_the_cache_are_hashed_and_one_of_before_still_loads(
         if whole:
             assert read(path)[0].sequences == videos.sequences
         else:
-            with pytest.raises(DataError, match="is damaged"):
+            with pytest.raises(DataError, match=r"some\.safetensors"):
                 read(path)
 
 

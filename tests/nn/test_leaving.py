@@ -158,7 +158,7 @@ def test_a_constrained_weight_takes_a_plain_one_that_is_orthogonal():
     state = {f"0.{name}": value for name, value in plain.state_dict().items()}
     before = copy.deepcopy(model.state_dict())
     with (
-        pytest.warns(UserWarning, match=r"0\.weight is not loaded.*not orthogonal"),
+        pytest.warns(UserWarning, match=r"0\.weight is not loaded"),
         pytest.raises(RuntimeError),
     ):
         model.load_state_dict(state)
@@ -166,7 +166,7 @@ def test_a_constrained_weight_takes_a_plain_one_that_is_orthogonal():
         model.state_dict()["0.parametrizations.weight.original"],
         before["0.parametrizations.weight.original"],
     )
-    with pytest.warns(UserWarning, match=r"0\.weight is not loaded"):
+    with pytest.warns(UserWarning, match=r"0\.weight"):
         assert model.load_state_dict(state, strict=False).unexpected_keys == ["0.weight"]
     nn.init.orthogonal_(plain.weight)
     model.load_state_dict(state)

@@ -230,7 +230,7 @@ def test_autocast_keeps_the_recurrence_in_full_precision(reflections, f):
         hn.sum().backward()
     with (
         torch.autocast("cpu", torch.bfloat16),
-        pytest.raises(ValueError, match=r"the input is torch\.float64"),
+        pytest.raises(ValueError, match=r"torch\.float64"),
     ):
         rnn(torch.zeros(4, 2, 3).double(), h0)
 
@@ -254,7 +254,7 @@ def test_compile_and_export_compute_the_transition_once():
 
 
 def test_from_torch_refuses_a_free_transition():
-    with pytest.raises(ValueError, match="not orthogonal"):
+    with pytest.raises(ValueError, match="n=5"):
         OrthogonalRNN.from_torch(nn.RNN(3, 5))
 
 

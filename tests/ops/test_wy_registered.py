@@ -141,7 +141,7 @@ def test_second_derivatives_raise():
     v = vectors((), 5, 4)
     q = torch.ops.cwy.cwy_matrix(v, None)[0]
     (slope,) = torch.autograd.grad(q.sin().sum(), v, create_graph=True)
-    with pytest.raises(RuntimeError, match="no derivative"):
+    with pytest.raises(RuntimeError, match="cwy_matrix"):
         slope.sum().backward()
 
 
@@ -150,6 +150,6 @@ def test_wrong_signs_are_refused_when_the_program_runs():
     form = torch.compile(
         lambda v, signs: ops.cwy_matrix(v, signs=signs), backend="aot_eager", fullgraph=True
     )
-    with pytest.raises(ValueError, match="±1"):
+    with pytest.raises(ValueError, match="signs"):
         form(v, torch.full((5,), 0.5))
     torch._dynamo.reset()

