@@ -21,7 +21,7 @@ from .spec import (
     exports_as_scan,
     name_of,
 )
-from .transition import Step, Transition
+from .transition import Formed, LowRank, Step, Transition
 
 MANY_CHANNELS = 64
 """Channels from which cuDNN's transposed convolutions are faster without tensor cores."""
@@ -190,6 +190,10 @@ class Convolved(Transition):
     def tensors(self) -> list[Tensor]:
         return [self.kernel]
 
+    @property
+    def setting(self) -> str | None:
+        return of_convolutions()
+
     def multiply(self, h: Tensor) -> Tensor:
         return self.map_inputs(h, self.kernel)
 
@@ -230,6 +234,15 @@ class Convolved(Transition):
     def map_inputs_back(self, deltas: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         convolve = lambda part: conv_transpose2d(part, weight, padding=padding(weight))
         return by_rows(convolve, deltas, weight), kernel_gradient(weight, deltas, x)
+
+
+def transition_of(tensors: list[Tensor]) -> Transition:
+    """Return the transition that has these tensors. A kernel of images has four dimensions."""
+    if len(tensors) > 1:
+        return LowRank(*tensors)
+    if tensors[0].dim() == 4:
+        return Convolved(*tensors)
+    return Formed(*tensors)
 
 
 def padding(kernel: Tensor) -> list[int]:
@@ -315,3 +328,11 @@ def rows_like(h: Tensor, count: int) -> Tensor:
     if channels_last(h):
         layout = torch.channels_last
     return torch.empty((count, *h.shape[1:]), dtype=h.dtype, device=h.device, memory_format=layout)
+
+
+def gradient_like(x: Tensor) -> Tensor:
+    """Return memory laid out as the gradient of a matrix, a vector or a kernel is."""
+    if x.dim() == 4:
+        return torch.empty_like(x)
+    # Products are laid out row by row.
+    return x.new_empty(x.shape)

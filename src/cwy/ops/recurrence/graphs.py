@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from ... import cudagraph
-from .._precision import of_convolutions
 
 BLOCKS = (128, 16)
 """Steps of a graph. What is left over runs step by step."""
@@ -64,11 +63,7 @@ def replay(
     """
     device = inputs[0].device
     layouts = [(tensor.shape, tensor.stride(), tensor.dtype, tensor.device) for tensor in inputs]
-    # A graph keeps the flag of convolutions that was set when it was captured.
-    flag = None
-    if inputs[0].dim() == 4:
-        flag = of_convolutions()
-    whole_key = (key, torch.cuda.current_stream(device), flag, *layouts)
+    whole_key = (key, torch.cuda.current_stream(device), *layouts)
     with _lock, torch.cuda.device(device):
         if whole_key not in _graphs:
             _graphs[whole_key] = cudagraph.CapturedCall(call, inputs, warmup=1)

@@ -346,7 +346,7 @@ def _replay_run(
             continue
         if cell.f.keeps_z:
             into = (_part(states, rows), _part(z, rows))
-        key = ("run", cell.f, cell.bias is None)
+        key = ("run", cell.f, cell.bias is None, cell.transition.setting)
         inputs = (x[rows], h, *cell.constants)
         made, *_ = graphs.replay(_captured_run(cell, block), key, inputs, into)
         h = made[-batch:]
@@ -442,7 +442,8 @@ def _replay_adjoint(cell: Cell, chunk: Chunk, carry: Tensor) -> Tensor:
             continue
         optional = [one for one in (block.z, block.grad_states) if one is not None]
         inputs = (carry, block.states, *cell.constants, *optional)
-        key = ("adjoint", cell.f, cell.bias is None, block.grad_states is None)
+        what = ("adjoint", cell.f, cell.bias is None, block.grad_states is None)
+        key = (*what, cell.transition.setting)
         call = _captured_adjoint(cell, block)
         _, carry = graphs.replay(call, key, inputs, (block.deltas, None))
     return carry

@@ -16,11 +16,11 @@ from .._library import define
 from .._precision import in_full_precision
 from . import chunks
 from .chunks import Gradients, Plan, Results, Saved
-from .convolved import Convolved, rows_like
+from .convolved import gradient_like, rows_like, transition_of
 from .nonlinearities import NONLINEARITIES, named
 from .spec import Request, RolloutSpec, name_of
 from .steps import LOOPS, TORCH, Cell, StepLoops
-from .transition import FixedDiagonal, Formed, LowRank, Transition
+from .transition import FixedDiagonal, Transition
 
 
 def why_not(request: Request) -> str | None:
@@ -91,15 +91,6 @@ def _op_arguments(spec: RolloutSpec, loops: StepLoops) -> dict[str, Any]:
     }
 
 
-def _transition_of(tensors: list[Tensor]) -> Transition:
-    """Return the transition that has these tensors."""
-    if len(tensors) > 1:
-        return LowRank(*tensors)
-    if tensors[0].dim() == 4:
-        return Convolved(*tensors)
-    return Formed(*tensors)
-
-
 def _planned(
     transition: Transition,
     bias: Tensor | None,
@@ -122,7 +113,7 @@ def _run_forward(
     spec: RolloutSpec,
     loops: StepLoops,
 ) -> Results:
-    return chunks.forward(x, h0, _planned(_transition_of(q), bias, weight, spec, loops))
+    return chunks.forward(x, h0, _planned(transition_of(q), bias, weight, spec, loops))
 
 
 @in_full_precision
@@ -176,12 +167,12 @@ class _Rollout(Function):
         grads = [g for g in (grad_states, grad_last) if g is not None]
         batched = not all(has_storage(g) for g in grads)
         if torch.is_grad_enabled() or batched:
-            plan = _planned(_transition_of(q), bias, weight, spec, ctx.loops)
+            plan = _planned(transition_of(q), bias, weight, spec, ctx.loops)
             found = _differentiable_backward(h0, plan, saved, grad_states, grad_last)
         elif _seen([*grads, states, h0]):
             found = _call_backward_op(ctx, saved, q, bias, weight, grad_states, grad_last)
         else:
-            transition = _transition_of(q)
+            transition = transition_of(q)
             if len(q) > 1 and not ctx.needs_input_grad[-1]:
                 transition = FixedDiagonal(*q)
             plan = _planned(transition, bias, weight, spec, ctx.loops)
@@ -358,7 +349,7 @@ def _backward(
     steps=None,
 ) -> list[Tensor | None]:
     spec = RolloutSpec(nonlinearity, sizes, steps, memory, last)
-    plan = _planned(_transition_of(q), bias, weight, spec, LOOPS[loops])
+    plan = _planned(transition_of(q), bias, weight, spec, LOOPS[loops])
     saved = Saved(x, h0, Results(states, hn, kept_z, starts))
     found = _run_backward(h0, plan, saved, grad_states, grad_last)
     constants = [_or_empty(found.bias, h0), _or_empty(found.weight, h0)]
@@ -397,18 +388,15 @@ def _backward_fake(
     if weight is not None:
         like = x
     constants = [_or_empty(_gradient_like(one), h0) for one in (bias, weight)]
-    dq = [_gradient_like(one) for one in q]
+    dq = [gradient_like(one) for one in q]
     return [rows_like(like, spec.row_count), torch.empty_like(h0), *constants, *dq]
 
 
 def _gradient_like(x: Tensor | None) -> Tensor | None:
-    """Return memory laid out as the gradient of a constant is."""
+    """Return memory for the gradient of a constant, None if there is no constant."""
     if x is None:
         return None
-    if x.dim() == 4:
-        return torch.empty_like(x)
-    # Products are laid out row by row.
-    return x.new_empty(x.shape)
+    return gradient_like(x)
 
 
 _TENSORS = "Tensor h0, Tensor[] q, Tensor? bias, Tensor? weight"

@@ -54,6 +54,11 @@ class Transition:
         """L if it is in low-rank form, else None."""
         return None
 
+    @property
+    def setting(self) -> str | None:
+        """The setting of torch that a captured step keeps, or None."""
+        return None
+
     def multiply(self, h: Tensor) -> Tensor:
         """Return $Qh$ for each row of h, differentiable."""
         raise NotImplementedError
