@@ -215,12 +215,12 @@ def _show(found: dict[str, Any]) -> None:
     show("Devices", [{"device": row["device"], "what": _device(row)} for row in found["devices"]])
     show("Methods", [_method(row) for row in found["methods"]])
     show("Backends", found["backends"])
-    show("CUDA tiers of wy, tuned on an H200", [_tier(row) for row in found["tiers"]])
+    show("CUDA tiers of wy, on an H200", [_tier(row) for row in found["tiers"]])
 
 
 def _tier(row: dict[str, Any]) -> dict[str, str]:
-    short = row | {"record": row["record"].rpartition("/")[2]}
-    return {heading: str(value) for heading, value in short.items()}
+    shown = {heading: str(row[heading]) for heading in ("constant", "value", "way", "decides")}
+    return shown | {"because of": row["limit"] or row["record"].rpartition("/")[2]}
 
 
 def _method(row: dict[str, Any]) -> dict[str, str]:

@@ -2,12 +2,14 @@
 without a GPU.
 """
 
+import itertools
 import re
 from pathlib import Path
 
 import pytest
 import torch
 
+from cwy.bench.suites import show_size, tuning
 from cwy.ops import _nvrtc, cwy_matrix, cwy_multiply, tcwy_matrix, wy_factors
 from cwy.ops.wy import blocked, cooperative, cuda, fused, split_fp16, tiers
 from cwy.testing import assert_as_close
@@ -432,7 +434,7 @@ def test_which_way_serves_a_large_size(shape, tier, monkeypatch):
 
 
 def test_the_readme_has_the_table_of_tiers():
-    """Every tuned constant, what it decides, and a record that exists."""
+    """Every constant, what it decides, and a record that exists or what it follows from."""
     table = [
         [cell.strip(" `") for cell in line.strip("|\n").split("|")]
         for line in (ROOM / "README.md").read_text(encoding="utf-8").splitlines()
@@ -441,10 +443,35 @@ def test_the_readme_has_the_table_of_tiers():
     constants = {constant["constant"]: constant for constant in tiers.rows()}
     shown = [row for row in table if row[0] in constants]
     assert shown == [[str(value) for value in row.values()] for row in constants.values()]
+    timed = {study.constant: study.values for study in tuning.STUDIES}
     for row in constants.values():
         assert getattr(tiers, row["constant"]) == row["value"]
         assert row["way"] in (*(way.value for way in tiers.Way), "all")
-        assert row["record"] == "none kept" or (ROOT / row["record"]).is_file()
+        assert bool(row["record"]) != bool(row["limit"])
+        assert not row["record"] or (ROOT / row["record"]).is_file()
+        assert (row["constant"] in timed) == row["record"].endswith("tuning.txt")
+        assert row["value"] in timed.get(row["constant"], [row["value"]])
+
+
+def test_the_record_of_tuning_times_every_value():
+    lines = (ROOT / "results/bench/h200/tuning.txt").read_text(encoding="utf-8").splitlines()
+    found = {(words[0], words[2], words[3].strip("*")) for words in map(str.split, lines[5:])}
+    for study in tuning.STUDIES:
+        for size, value in itertools.product(study.sizes, study.values):
+            assert (study.constant, show_size(size), str(value)) in found
+
+
+def test_another_constant_reaches_the_kernels_and_goes_back():
+    for name, macros in (
+        ("RESIDENT", lambda: cooperative.MACROS["RESIDENT"]),
+        ("COLUMNS", lambda: cooperative.FEW_TILES.columns),
+        ("COLUMN_WIDTH", lambda: blocked.COLUMN_MACROS["COLUMN_WIDTH"]),
+        ("SPLIT_TILE_ROWS", lambda: split_fp16.MACROS["TILE_ROWS"]),
+    ):
+        own = getattr(tiers, name)
+        with tuning.changed(name, 2 * own):
+            assert macros() == 2 * own
+        assert macros() == own
 
 
 def test_a_glossary_has_every_macro_and_template_parameter():

@@ -1,4 +1,4 @@
-"""Which of the CUDA ways serves which size: one function, and one table of tuned constants.
+"""Which of the CUDA ways serves which size: one function, and one table of constants.
 
 There are three ways. The way "fused" takes one launch from vectors to Q and one for the gradient.
 The way "blocked" uses torch's float32 products, and kernels for the rest. The way "split_fp16" runs
@@ -22,38 +22,46 @@ from .._linalg import has_fast_double
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """One tuned constant.
+    """One constant: tuned on an H200, or a limit that follows from something else.
 
     Attributes:
         constant: its name in ``tiers.py``.
-        value: its value, tuned on an H200.
+        value: its value.
         way: the way that it belongs to.
         decides: what it decides.
-        record: the file that shows the measurement, or "none kept".
+        record: the file that shows the measurement, empty for a limit.
+        limit: what the value follows from, empty for a tuned one.
     """
 
     constant: str
     value: int
     way: str
     decides: str
-    record: str
+    record: str = ""
+    limit: str = ""
 
 
 _TABLE: list[Constant] = []
-_NONE = "none kept"
 _DECISIONS = "docs/decisions/kernels.md"
 _THIN = "results/bench/h200/thin.txt"
 _SPLIT = "results/bench/h200/halves.txt"
+_TUNING = "results/bench/h200/tuning.txt"
 
 
 def _tuned(constant: str, value: int, way: str, decides: str, record: str) -> int:
-    """Enter a constant into the table and return its value."""
-    _TABLE.append(Constant(constant, value, way, decides, record))
+    """Enter a tuned constant into the table and return its value."""
+    _TABLE.append(Constant(constant, value, way, decides, record=record))
+    return value
+
+
+def _limited(constant: str, value: int, way: str, decides: str, limit: str) -> int:
+    """Enter a limit into the table and return its value."""
+    _TABLE.append(Constant(constant, value, way, decides, limit=limit))
     return value
 
 
 def rows() -> list[dict[str, Any]]:
-    """Return the table of tuned constants, in the order of the decisions.
+    """Return the table of constants, in the order of the decisions.
 
     Example:
         >>> rows()[0]["constant"], rows()[0]["value"]
@@ -83,27 +91,39 @@ SPLIT_ENTRIES = _tuned(
     "SPLIT_ENTRIES", 2**22, "split_fp16", "entries of v from which it serves, for L <= N", _SPLIT
 )
 SPLIT_THIN_ROWS = _tuned(
-    "SPLIT_THIN_ROWS", 4096, "split_fp16", "N from which it forms Q of a thin v", _NONE
+    "SPLIT_THIN_ROWS", 4096, "split_fp16", "N from which it forms Q of a thin v", _TUNING
 )
-SLOW_DOUBLE_WORK = _tuned(
+SLOW_DOUBLE_WORK = _limited(
     "SLOW_DOUBLE_WORK",
     2**26,
     "all",
     "N L^2 above which a GPU with slow float64 leaves the call to the next backend",
-    _NONE,
+    "estimated: 2^27 float64 operations take 0.3 ms at 0.5 TFLOP/s",
 )
 
 # How one launch is divided.
-THREADS = _tuned("THREADS", 256, "fused", "threads of a block", _NONE)
-RESIDENT = _tuned("RESIDENT", 2, "fused", "blocks that a multiprocessor holds at least", _NONE)
+THREADS = _limited(
+    "THREADS",
+    256,
+    "fused",
+    "threads of a block",
+    "eight warps of 16 x 32 entries cover a tile of TILE_MANY",
+)
+RESIDENT = _tuned("RESIDENT", 2, "fused", "blocks that a multiprocessor holds at least", _TUNING)
 TILE = _tuned("TILE", 32, "fused", "rows and columns of a tile of a product", _DECISIONS)
 TILE_MANY = _tuned("TILE_MANY", 64, "fused", "the same in large batches", _DECISIONS)
-COLUMNS = _tuned("COLUMNS", 8, "fused", "columns that a block sums at once", _NONE)
+COLUMNS = _tuned("COLUMNS", 8, "fused", "columns that a block sums at once", _TUNING)
 COLUMNS_MANY = _tuned("COLUMNS_MANY", 32, "fused", "the same in large batches", _DECISIONS)
 SLAB = _tuned("SLAB", 64, "fused", "terms of a product that shared memory holds", _DECISIONS)
 SLAB_MANY = _tuned("SLAB_MANY", 32, "fused", "the same in large batches", _DECISIONS)
-AHEAD = _tuned("AHEAD", 4, "fused", "loads of the Gram matrix that are under way at once", _NONE)
-WARP_TILES = _tuned("WARP_TILES", 8, "fused", "the most tiles of a panel that a warp holds", _NONE)
+AHEAD = _tuned("AHEAD", 4, "fused", "loads of the Gram matrix that are under way at once", _TUNING)
+WARP_TILES = _limited(
+    "WARP_TILES",
+    8,
+    "fused",
+    "the most tiles of a panel that a warp holds",
+    "eight warps of so many tiles, 8 wide, hold ONE_LAUNCH_SIDE columns",
+)
 WATCHED_BLOCKS = _tuned(
     "WATCHED_BLOCKS", 128, "fused", "the most blocks that watch each other's flags", _DECISIONS
 )
@@ -114,8 +134,12 @@ CLUSTER_BLOCKS = _tuned(
     "the most blocks of a cluster on Hopper and large Blackwell GPUs",
     "results/bench/h200/batch-share.txt",
 )
-SMALL_CLUSTER_BLOCKS = _tuned(
-    "SMALL_CLUSTER_BLOCKS", 8, "fused", "the same on small Blackwell GPUs", _NONE
+SMALL_CLUSTER_BLOCKS = _limited(
+    "SMALL_CLUSTER_BLOCKS",
+    8,
+    "fused",
+    "the same on small Blackwell GPUs",
+    "the largest cluster that all GPUs with clusters allow",
 )
 CLUSTER_SIDE = _tuned(
     "CLUSTER_SIDE",
@@ -124,30 +148,30 @@ CLUSTER_SIDE = _tuned(
     "N and L up to this take no more blocks than one cluster",
     "results/bench/h200/batch-share.txt",
 )
-LONG_ROWS = _tuned("LONG_ROWS", 512, "fused", "sums over more rows are cut into parts", _NONE)
-PART_ROWS = _tuned("PART_ROWS", 128, "fused", "the fewest rows of a part", _NONE)
+LONG_ROWS = _tuned("LONG_ROWS", 512, "fused", "sums over more rows are cut into parts", _TUNING)
+PART_ROWS = _tuned("PART_ROWS", 128, "fused", "the fewest rows of a part", _TUNING)
 PRODUCT_PART_ROWS = _tuned(
     "PRODUCT_PART_ROWS",
     256,
     "fused",
     "the fewest rows of a part of a product, for L >= 64",
-    _NONE,
+    _TUNING,
 )
 
 # How large matrices are cut.
 INVERTED_BLOCK = _tuned(
-    "INVERTED_BLOCK", 512, "blocked", "the side of blocks of S that one launch inverts", _NONE
+    "INVERTED_BLOCK", 512, "blocked", "the side of blocks of S that one launch inverts", _TUNING
 )
 GRAM_STRIP = _tuned(
-    "GRAM_STRIP", 1024, "blocked", "rows of the float64 Gram matrix computed at once", _NONE
+    "GRAM_STRIP", 1024, "blocked", "rows of the float64 Gram matrix computed at once", _TUNING
 )
 CUT_INVERSE = _tuned(
-    "CUT_INVERSE", 2048, "blocked", "the side from which products skip the zeros of T", _NONE
+    "CUT_INVERSE", 2048, "blocked", "the side from which products skip the zeros of T", _TUNING
 )
 COLUMN_THREADS = _tuned(
-    "COLUMN_THREADS", 1024, "blocked", "threads of a block that sums columns", _NONE
+    "COLUMN_THREADS", 1024, "blocked", "threads of a block that sums columns", _TUNING
 )
-COLUMN_WIDTH = _tuned("COLUMN_WIDTH", 16, "blocked", "columns of such a block", _NONE)
+COLUMN_WIDTH = _tuned("COLUMN_WIDTH", 16, "blocked", "columns of such a block", _TUNING)
 SPLIT_TERMS = _tuned(
     "SPLIT_TERMS",
     512,
@@ -159,9 +183,9 @@ SPLIT_PIECES = _tuned(
     "SPLIT_PIECES", 12, "split_fp16", "the most pieces into which a long sum is cut", _DECISIONS
 )
 SPLIT_TILE = _tuned(
-    "SPLIT_TILE", 64, "split_fp16", "rows and columns of a block that splits numbers", _NONE
+    "SPLIT_TILE", 64, "split_fp16", "rows and columns of a block that splits numbers", _TUNING
 )
-SPLIT_TILE_ROWS = _tuned("SPLIT_TILE_ROWS", 16, "split_fp16", "rows of it at once", _NONE)
+SPLIT_TILE_ROWS = _tuned("SPLIT_TILE_ROWS", 16, "split_fp16", "rows of it at once", _TUNING)
 
 
 class Way(enum.Enum):
