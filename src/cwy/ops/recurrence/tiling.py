@@ -123,14 +123,15 @@ class Tiling:
 
     def kernel(self, variant: Variant) -> _nvrtc.Kernel:
         """Compile the kernel for a variant."""
-        macros = {**self.macros, **variant.macros}
         inputs = 1 + int(variant.reads_two)
         ring = self.macros["DEPTH"] * inputs * self.units * self.threads
+        shared = self.shared + ring
+        macros = {**self.macros, **variant.macros, "SHARED_FLOATS": shared}
         return _nvrtc.kernel(
             KERNELS / self.source,
             "rollout",
             macros,
-            shared=4 * (self.shared + ring),
+            shared=4 * shared,
             large_clusters=self.cluster > 8,
             structures=(Tensors,),
         )

@@ -14,6 +14,9 @@
 
 constexpr int COLUMNS = VECTORS * LANES * 4;
 constexpr int UNITS = left_after(SEQUENCES * ROWS, LANES / 2);
+static_assert(2 * SEQUENCES * COLUMNS + Units<UNITS>::shared + ROWS * (VECTORS - KEPT_VECTORS) * 4 * THREADS ==
+                  SHARED_FLOATS,
+              "shared memory");
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) rollout(const float* __restrict__ matrix, const Tensors of) {
   extern __shared__ __align__(16) float memory[];

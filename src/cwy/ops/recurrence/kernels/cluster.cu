@@ -22,6 +22,10 @@ constexpr int SEQUENCES = TILES * TILE_SEQUENCES;
 constexpr int COLUMN_TILES = 4 * CLUSTER;
 constexpr int PASS_BYTES = PASS_TILES * COLUMN_TILES * TILE_SEQUENCES * (64 + 4);
 static_assert(THREADS == 256 && TILES <= 2 && TILE_SEQUENCES <= 8, "eight warps, of which four finish a tile");
+static_assert(2 * TILES * COLUMN_TILES * (16 * TILE_SEQUENCES + 8) + 4 * TILES * 4 * 128 + Units<4>::shared +
+                      Fragments<2, CLUSTER, KEPT_TILES>::spilled ==
+                  SHARED_FLOATS,
+              "shared memory");
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) rollout(const float* __restrict__ matrix, const Tensors of) {
   extern __shared__ __align__(16) float memory[];

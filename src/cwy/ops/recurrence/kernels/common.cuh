@@ -12,6 +12,7 @@
 //   READS_TWO     whether each step reads `two`
 //   WRITES_OUT    whether each step writes `out`
 //   WRITES_EXTRA  whether each step writes `extra`
+//   SHARED_FLOATS  floats of shared memory, which each kernel compares with those that it takes
 // The header structures.cuh is generated from `Tensors` in tiling.py, which describes its fields.
 #pragma once
 #include "structures.cuh"

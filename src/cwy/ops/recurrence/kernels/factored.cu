@@ -29,6 +29,11 @@ constexpr int PAIRS = (SEQUENCES + 1) / 2;
 constexpr int PART_BYTES = 8 * PAIRS * 16;
 constexpr int WHOLE_BYTES = SEQUENCES * 64 + PAIRS * 8;
 static_assert(ROW_TILES <= WARPS && OWNED_TILES <= WARPS && SEQUENCES <= 8 && CLUSTER <= 8, "a warp for each tile");
+static_assert(4 + (ROW_TILES + FACTOR_TILES) * (16 * SEQUENCES + 8) + OWNED_TILES * CLUSTER * 128 + Units<4>::shared +
+                      Fragments<WARP_TILES, ROW_TILES, KEPT_DOWN>::spilled +
+                      Fragments<1, FACTOR_TILES, KEPT_UP>::spilled ==
+                  SHARED_FLOATS,
+              "shared memory");
 
 // The four numbers that the tensor cores leave in a lane, rows group and group + 8 of sequences 2 within and 2 within +
 // 1, as its words of an operand, columns 2 within, + 1, + 8 and + 9 of sequence `group`; and the scales of those two
