@@ -71,6 +71,8 @@ FACTORED = [
     (1000, 129),
     (1024, 128),
     (1024, 256),
+    (1025, 64),
+    (2048, 128),
 ]
 
 
@@ -280,7 +282,7 @@ def variants():
             yield mode, tiling.block(n, 128, 132), n
         for n, batch in ((257, 130), (600, 130), (1024, 9), (1024, 130)):
             yield mode, tiling.cluster(n, batch, mode, 0), n
-        for n, reflections in ((300, 20), (1024, 128), (1024, 256)):
+        for n, reflections in ((300, 20), (1024, 128), (1024, 256), (2048, 128), (2048, 256)):
             yield mode, tiling.factored(n, reflections, 130, 0), n
 
 

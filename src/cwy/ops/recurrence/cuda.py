@@ -45,8 +45,11 @@ def why_not(request: Request) -> str | None:
     # A compiler would hold its program to the answer, as a guard on the length.
     if not request.compiling and max(request.steps, request.n) * request.batch >= 2**31:
         reasons.append("it counts rows and states of a step in 31 bits")
-    if request.n > tiling.CLUSTER_UNITS:
-        reasons.append(f"N = {request.n} is above the {tiling.CLUSTER_UNITS} that a cluster holds")
+    most = tiling.CLUSTER_UNITS
+    if request.reflections is not None:
+        most = tiling.LOW_RANK_UNITS
+    if request.n > most:
+        reasons.append(f"N = {request.n} is above the {most} that a cluster holds")
     if request.reflections is not None and request.reflections > tiling.CLUSTER_REFLECTIONS:
         reasons.append(
             f"L = {request.reflections} is above the {tiling.CLUSTER_REFLECTIONS} "

@@ -20,6 +20,8 @@ CLUSTER_THREADS = 256
 """Threads of such a block."""
 CLUSTER_REFLECTIONS = 256
 """The most reflections that a cluster holds in low-rank form."""
+LOW_RANK_UNITS = 2048
+"""The most units that a cluster holds in low-rank form."""
 BLOCK_SHARED_BYTES = 227 * 1024
 """Shared memory that a block can have."""
 FORWARD, ADJOINT, RECOVER = range(3)
@@ -216,11 +218,13 @@ def _exchanged(blocks: int, tiles: int, tile_sequences: int) -> int:
 
 
 def factored(n: int, reflections: int, batch: int, device: int) -> Tiling:
-    """Hold both factors, in split fp16, in the registers of 8 blocks.
+    """Hold both factors, in split fp16, in the registers of 8 blocks, or of 16 above 1024 units.
 
     With many reflections a part of them is in shared memory.
     """
     blocks = 8
+    if n > CLUSTER_UNITS:
+        blocks = 16
     warps = 8
     row_tiles = -(-n // (16 * blocks))
     factor_tiles = -(-reflections // 16)

@@ -28,7 +28,7 @@ constexpr int OWNED_TILES = (FACTOR_TILES + CLUSTER - 1) / CLUSTER;
 constexpr int PAIRS = (SEQUENCES + 1) / 2;
 constexpr int PART_BYTES = 8 * PAIRS * 16;
 constexpr int WHOLE_BYTES = SEQUENCES * 64 + PAIRS * 8;
-static_assert(ROW_TILES <= WARPS && OWNED_TILES <= WARPS && SEQUENCES <= 8 && CLUSTER <= 8, "a warp for each tile");
+static_assert(ROW_TILES <= WARPS && OWNED_TILES <= WARPS && SEQUENCES <= 8 && CLUSTER <= 16, "a warp for each tile");
 static_assert(4 + (ROW_TILES + FACTOR_TILES) * (16 * SEQUENCES + 8) + OWNED_TILES * CLUSTER * 128 + Units<4>::shared +
                       Fragments<WARP_TILES, ROW_TILES, KEPT_DOWN>::spilled +
                       Fragments<1, FACTOR_TILES, KEPT_UP>::spilled ==
@@ -162,7 +162,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
       if (group < SEQUENCES)
         #pragma unroll
         for (int r = 0; r < CLUSTER; r++) send(remote(to, r), sum.words, remote(whole, r));
-      if (group < CLUSTER && within < PAIRS) send(remote(scale, group), sum.scale, remote(whole, group));
+      if (within < PAIRS)
+        #pragma unroll
+        for (int r = group; r < CLUSTER; r += 8) send(remote(scale, r), sum.scale, remote(whole, r));
       if (MODE == ADJOINT && inner && it > 0) {
         const int t = units.time(it - 1);
         const long at = PACKED ? (long)of.offsets[t] : (long)t * of.batch;
