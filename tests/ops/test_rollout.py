@@ -358,18 +358,22 @@ def test_errors(call, kind, words):
 def test_the_op_is_well_registered():
     given = problem(4, 3, 5)
     q = cwy_matrix(given["v"].detach()).requires_grad_()
-    for f, memory, last in (
-        ("abs", "store", False),
-        ("abs", "reversible", True),
-        ("relu", "checkpoint", True),
+    for f, memory, last, half in (
+        ("abs", "store", False, None),
+        ("abs", "reversible", True, None),
+        ("relu", "checkpoint", True, None),
+        ("relu", "store", False, torch.bfloat16),
+        ("abs", "checkpoint", False, torch.float16),
     ):
-        tensors = (given["x"].reshape(-1, 4), given["h0"], [q], given["bias"], None)
+        x = given["x"].detach().reshape(-1, 4).to(half or torch.float32).requires_grad_()
+        tensors = (x, given["h0"], [q], given["bias"], None)
         options = {
             "nonlinearity": f,
             "sizes": [3] * 5,
             "memory": memory,
             "last": last,
             "loops": TORCH.name,
+            "rounded": half,
         }
         torch.library.opcheck(torch.ops.cwy.rollout.default, tensors, options)
 
@@ -428,3 +432,64 @@ def test_backward_twice():
     once = given["x"].grad.clone()
     loss.backward()
     torch.testing.assert_close(given["x"].grad, 2 * once)
+
+
+def _misaligned(x, half):
+    """The same numbers in half precision, in memory that begins in the middle of a word."""
+    memory = torch.empty(x.numel() + 1, dtype=half, device=x.device)
+    return memory[1:].view(x.shape).copy_(x)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("inside", ["store", "checkpoint", "reversible"])
+@pytest.mark.parametrize("f", ["modrelu", "abs", "tanh"])
+@pytest.mark.parametrize(
+    ("n", "reflections", "batch", "steps"),
+    [(7, 7, 3, 5), (33, 33, 2, 20), (300, 300, 3, 9), (300, 21, 3, 9)],
+)
+@pytest.mark.parametrize("edges", ["x", "all", "last", "weight"])
+def test_half_precision_is_read_and_written_as_it_is(
+    edges, n, reflections, batch, steps, f, inside, half, device
+):
+    """The arithmetic is float32's, and each result is rounded once."""
+    if inside == "reversible" and f != "abs":
+        pytest.skip("it can't be reversed")
+    if device == "cpu" and n > 100 and (f != "abs" or half != torch.float16):
+        pytest.skip("on a CPU every size takes the same way")
+    made = problem(n, batch, steps, device=device, reflections=reflections)
+    q = wy_factors(made["v"].detach()) if reflections < n else (cwy_matrix(made["v"].detach()),)
+    options = {"memory": inside, "output": "last" if edges == "last" else "all"}
+
+    def results(widen):
+        x = _misaligned(made["x"].detach(), half)
+        h0 = made["h0"].detach()
+        parts = [*q]
+        if edges in ("all", "last"):
+            h0 = h0.to(half)
+            parts = [part.to(half) for part in parts]
+        leaves = [x, h0, made["bias"].detach(), *parts]
+        if edges == "weight":
+            leaves.append(torch.ones(n, n, device=device).tril() / n)
+        if widen:
+            leaves = [leaf.float() for leaf in leaves]
+        leaves = [leaf.requires_grad_() for leaf in leaves]
+        weight = leaves[-1] if edges == "weight" else None
+        parts = leaves[3 : 3 + len(q)]
+        transition = WY(*parts) if len(parts) > 1 else parts[0]
+        states, last = rollout(*leaves[:2], transition, leaves[2], f, weight=weight, **options)
+        outputs = [last] if states is None else [states, last]
+        wave = [torch.sin(torch.arange(y.numel(), device=device)).view(y.shape) for y in outputs]
+        gradients = torch.autograd.grad(
+            outputs, leaves, [w.to(half).to(y.dtype) for w, y in zip(wave, outputs, strict=True)]
+        )
+        return [*outputs, *gradients]
+
+    narrow = results(False)
+    wide = results(True)
+    for ours, theirs in zip(narrow, wide, strict=True):
+        # Sums of float32 numbers may be in another order where memory begins elsewhere.
+        info = torch.finfo(ours.dtype)
+        atol = 50 * torch.finfo(torch.float32).eps * theirs.abs().max().item()
+        atol += info.tiny * info.eps
+        torch.testing.assert_close(ours.float(), theirs.float(), rtol=info.eps, atol=atol)

@@ -344,6 +344,7 @@ def test_every_variant_compiles_without_a_gpu(monkeypatch, tmp_path):
         compiled.append((path, tuple(sorted(macros.items())), shared, structures))
 
     monkeypatch.setattr(_nvrtc, "kernel", kernel)
+    types = list(tiling.TYPES)
     for index, (mode, chosen, n) in enumerate(variants()):
         variant = tiling.Variant(
             mode=mode,
@@ -351,6 +352,9 @@ def test_every_variant_compiles_without_a_gpu(monkeypatch, tmp_path):
             packed=bool(index // 2 % 2),
             reads_two=mode > 0,
             writes_extra=mode == 0,
+            one=types[index % 3],
+            two=types[index // 3 % 3],
+            rounded=types[index // 2 % 3],
         )
         chosen.kernel(variant)
         path, macros, shared, structures = compiled[-1]

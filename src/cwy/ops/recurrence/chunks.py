@@ -40,6 +40,7 @@ class Plan(NamedTuple):
         memory: "store", "checkpoint", "reversible", or "nothing" if there is no adjoint.
         last: whether only the last states are wanted.
         loops: who runs the steps of a chunk.
+        rounded: the dtype of the states that are returned, None if it is that of the computation.
     """
 
     cell: Cell
@@ -48,11 +49,12 @@ class Plan(NamedTuple):
     memory: str
     last: bool
     loops: StepLoops
+    rounded: torch.dtype | None = None
 
     @property
     def keeps_states(self) -> bool:
-        """Whether states are written."""
-        return keeps_states(self.cell.f, self.memory, self.last)
+        """Whether states are written in full precision."""
+        return keeps_states(self.cell.f, self.memory, self.last, self.rounded)
 
     def chunks(self) -> list[tuple[int, int]]:
         """Return the first step of each chunk and the step after it."""
@@ -64,7 +66,7 @@ class Plan(NamedTuple):
         """Return what is added to Qh, apart from the bias, at each row of x."""
         if self.weight is None:
             return rows
-        return self.cell.transition.map_inputs(rows, self.weight)
+        return self.cell.transition.map_inputs(rows.to(self.weight.dtype), self.weight)
 
 
 class Results(NamedTuple):
@@ -74,7 +76,8 @@ class Results(NamedTuple):
         states: of every step, or none.
         hn: the last state of each sequence.
         kept_z: z of every step ("store"), or its sign bits ("reversible"), or nothing.
-        starts: the states before each chunk ("checkpoint"), or none.
+        starts: the states before each chunk ("checkpoint"), or the states of every step in full
+            precision, if ``states`` are rounded ("store"), or none.
     """
 
     states: Tensor
@@ -90,11 +93,19 @@ class Saved(NamedTuple):
         x: the inputs, or None if every state was stored and no weight maps them.
         h0: the first states.
         results: of the forward pass.
+        x_dtype: the dtype of the inputs.
     """
 
     x: Tensor | None
     h0: Tensor
     results: Results
+    x_dtype: torch.dtype
+
+    def states(self, plan: Plan) -> Tensor:
+        """Return the stored states in full precision."""
+        if plan.rounded is None:
+            return self.results.states
+        return self.results.starts
 
 
 class Gradients(NamedTuple):
@@ -107,9 +118,14 @@ class Gradients(NamedTuple):
     weight: Tensor | None
 
 
-def keeps_states(f: Nonlinearity, memory: str, last: bool) -> bool:
-    """Return whether states are written: if they are wanted, or the adjoint can't do without."""
-    if not last:
+def keeps_states(
+    f: Nonlinearity, memory: str, last: bool, rounded: torch.dtype | None = None
+) -> bool:
+    """Return whether states are written in full precision.
+
+    They are if they are returned so, or if the adjoint can't do without them.
+    """
+    if not last and rounded is None:
         return True
     return memory == "store" and not f.keeps_z
 
@@ -138,6 +154,9 @@ def forward(x: Tensor, h0: Tensor, plan: Plan) -> Results:
     if plan.keeps_states:
         kept_rows = total(sizes)
     states = rows_like(h0, kept_rows)
+    rounded = None
+    if plan.rounded is not None and not plan.last:
+        rounded = rows_like(h0, total(sizes), plan.rounded)
     keeper = _Keeper(plan, h0)
     ended = []
     h = h0
@@ -148,9 +167,13 @@ def forward(x: Tensor, h0: Tensor, plan: Plan) -> Results:
         into = None
         if kept_rows:
             into = states[rows]
+        round_into = None
+        if rounded is not None:
+            round_into = rounded[rows]
         z = keeper.memory_for_z(rows)
         keeper.begin(h, chunk)
-        end = plan.loops.run(plan.cell, chunk, plan.inputs(x[rows]), h, states=into, z=z)
+        inputs = plan.inputs(x[rows])
+        end = plan.loops.run(plan.cell, chunk, inputs, h, states=into, z=z, rounded=round_into)
         keeper.finish(z)
         at = rows.stop
         if stop == len(sizes):
@@ -158,7 +181,14 @@ def forward(x: Tensor, h0: Tensor, plan: Plan) -> Results:
         else:
             ended.append(end[sizes[stop] :])
             h = end[: sizes[stop]]
-    return Results(states, _joined(ended, h0), keeper.kept_z(), keeper.kept_starts())
+    hn = _joined(ended, h0)
+    if plan.rounded is None:
+        return Results(states, hn, keeper.kept_z(), keeper.kept_starts())
+    if rounded is None:
+        rounded = rows_like(h0, 0, plan.rounded)
+    if plan.memory == "store":
+        return Results(rounded, hn, keeper.kept_z(), states)
+    return Results(rounded, hn, keeper.kept_z(), keeper.kept_starts())
 
 
 def _joined(ended: list[Tensor], h0: Tensor) -> Tensor:
@@ -253,7 +283,8 @@ def backward(
     if x is not None and weight is not None:
         like = x
     at = total(plan.sizes)
-    dx = rows_like(like, at)
+    dx = rows_like(like, at, saved.x_dtype)
+    rounds = saved.x_dtype != h0.dtype
     sums = _Sums()
     rewind = _Rewind(plan, saved)
     carry = h0[:0]
@@ -264,14 +295,17 @@ def backward(
         at = rows.start
         known = rewind.chunk(sizes, rows)
         deltas = dx[rows]
-        if weight is not None:
+        rounded = None
+        if weight is not None or rounds:
             deltas = rows_like(h0, size)
+        if weight is None and rounds:
+            rounded = dx[rows]
         outside = None
         if grad_states is not None:
             outside = grad_states[rows]
         found = plan.loops.adjoint(
             plan.cell,
-            Chunk(sizes, outside, deltas, known.states, known.z),
+            Chunk(sizes, outside, deltas, known.states, known.z, rounded),
             before=known.before,
             carry=carry,
             grad_last=grad_last,
@@ -280,7 +314,8 @@ def backward(
         sums.add(found)
         if weight is not None:
             assert x is not None
-            dx[rows], more = plan.cell.transition.map_inputs_back(deltas, x[rows], weight)
+            inputs = x[rows].to(deltas.dtype)
+            dx[rows], more = plan.cell.transition.map_inputs_back(deltas, inputs, weight)
             sums.add_weight(more)
     return Gradients(dx, carry, sums.transition, sums.bias, sums.weight)
 
@@ -295,7 +330,8 @@ def _no_steps(plan: Plan, saved: Saved, grad_last: Tensor | None) -> Gradients:
         dh0 = torch.zeros_like(saved.h0)
     transition = [_zeros_like(tensor) for tensor in plan.cell.transition.tensors]
     dbias = _zeros_like(plan.cell.bias)
-    return Gradients(rows_like(like, 0), dh0, transition, dbias, _zeros_like(plan.weight))
+    dx = rows_like(like, 0, saved.x_dtype)
+    return Gradients(dx, dh0, transition, dbias, _zeros_like(plan.weight))
 
 
 def _zeros_like(x: Tensor | None) -> Tensor | None:
@@ -369,12 +405,12 @@ class _Rewind:
         return self._recovered(sizes, rows)
 
     def _stored(self, rows: slice) -> _Known:
-        results = self._saved.results
+        states = self._saved.states(self._plan)
         if not self._plan.cell.f.keeps_z:
-            return _Known(results.states[rows], self._saved.h0, None)
-        z = results.kept_z[rows]
+            return _Known(states[rows], self._saved.h0, None)
+        z = self._saved.results.kept_z[rows]
         if self._plan.keeps_states:
-            return _Known(results.states[rows], self._saved.h0, z)
+            return _Known(states[rows], self._saved.h0, z)
         return _Known(self._states_of(z), self._saved.h0, z)
 
     def _run_again(self, sizes: list[int], rows: slice) -> _Known:

@@ -322,12 +322,14 @@ def flat(x: Tensor) -> Tensor:
     return x.flatten(0, 1)
 
 
-def rows_like(h: Tensor, count: int) -> Tensor:
-    """Return memory for so many rows, in the layout of h."""
+def rows_like(h: Tensor, count: int, dtype: torch.dtype | None = None) -> Tensor:
+    """Return memory for so many rows, in the layout of h, and in its dtype or another."""
     layout = torch.contiguous_format
     if channels_last(h):
         layout = torch.channels_last
-    return torch.empty((count, *h.shape[1:]), dtype=h.dtype, device=h.device, memory_format=layout)
+    if dtype is None:
+        dtype = h.dtype
+    return torch.empty((count, *h.shape[1:]), dtype=dtype, device=h.device, memory_format=layout)
 
 
 def gradient_like(x: Tensor) -> Tensor:

@@ -115,6 +115,7 @@ class CudaSteps(StepLoops):
         *,
         states: Tensor | None,
         z: Tensor | None,
+        rounded: Tensor | None = None,
     ) -> Tensor:
         end = h.new_empty(h.shape)
         _launch(
@@ -126,6 +127,7 @@ class CudaSteps(StepLoops):
             bias=cell.bias,
             start=h,
             out=states,
+            rounded=rounded,
             extra=z,
             end=end,
         )
@@ -164,6 +166,7 @@ class CudaSteps(StepLoops):
             two=chunk.grad_states,
             start=tail,
             out=deltas,
+            rounded=chunk.rounded,
             end=end,
             dbias=dbias,
         )
@@ -242,7 +245,7 @@ def _launch(
 ) -> None:
     """Launch the kernel of a mode with the tensors of :data:`.tiling.Tensors`."""
     given = {name: t.contiguous() for name, t in tensors.items() if t is not None}
-    for name in ("out", "extra", "end", "dbias"):
+    for name in ("out", "rounded", "extra", "end", "dbias"):
         assert given.get(name) is tensors.get(name), "what is written must be contiguous"
     n = given["end"].shape[-1]
     batch = sizes[0]
@@ -259,9 +262,19 @@ def _launch(
         reads_two="two" in given,
         writes_out="out" in given,
         writes_extra="extra" in given,
+        one=given["one"].dtype,
+        two=_dtype_of(given.get("two")),
+        rounded=_dtype_of(given.get("rounded")),
     )
     launch = _prepared(n, q.reflections, batch, variant, given["one"].get_device())
     launch(*_arguments(mode, q, fields, inner))
+
+
+def _dtype_of(x: Tensor | None) -> torch.dtype:
+    """Return the dtype of a tensor. An absent one counts as float32."""
+    if x is None:
+        return torch.float32
+    return x.dtype
 
 
 def _arguments(mode: int, q: Transition, fields: object, inner: Tensor | None) -> list[object]:

@@ -127,7 +127,9 @@ def rollout(
     """Return the states of every step and the last ones, as :func:`.reference.rollout`."""
     assert isinstance(transition, Formed)
     if weight is not None:
-        x = torch.nn.functional.linear(x, weight)
+        x = torch.nn.functional.linear(x.to(weight.dtype), weight)
     if bias is None:
         bias = torch.zeros_like(h0[0])
-    return _Fused.apply(x.contiguous(), h0.contiguous(), transition.q, bias, spec.nonlinearity)
+    x = x.to(h0.dtype).contiguous()
+    states, last = _Fused.apply(x, h0.contiguous(), transition.q, bias, spec.nonlinearity)
+    return states.to(spec.rounded or h0.dtype), last

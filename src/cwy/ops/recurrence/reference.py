@@ -52,7 +52,7 @@ def rollout(
     """Return the states of every step and each sequence's last state.
 
     Args:
-        x: ``(rows of all steps, ...)``, the inputs.
+        x: ``(rows of all steps, ...)``, the inputs, perhaps in half precision.
         h0: ``(B, ...)``, the first states.
         transition: the map of the states.
         bias: added, or the threshold of the nonlinearity, or None.
@@ -60,8 +60,10 @@ def rollout(
         spec: how it runs.
 
     Returns:
-        The states like the inputs (none, if only the last are wanted), and the last states like h0.
+        The states like the inputs (none, if only the last are wanted), rounded as the spec wants
+        them, and the last states like h0.
     """
+    x = x.to(h0.dtype)
     sizes = spec.every_size
     h = h0
     states = []
@@ -75,4 +77,4 @@ def rollout(
         hn = torch.cat([h, *reversed(ended)])
     if not states or spec.last:
         return h0[:0].clone(), hn
-    return torch.cat(states), hn
+    return torch.cat(states).to(spec.rounded or h0.dtype), hn

@@ -24,6 +24,7 @@ from .spec import (
     equal_steps,
     exports_as_scan,
     name_of,
+    rounded_to,
 )
 from .transition import Transition
 
@@ -159,9 +160,11 @@ def run(
         steps = x.to(dtype)
         states, last = scan.rollout(steps, h0, q, bias, weight, nonlinearity, last=last_only)
     else:
-        rows = inputs.rows.to(dtype)
+        rows = inputs.rows
+        if computed_in(rows.dtype) != dtype:
+            rows = rows.to(dtype)
         sizes, count = inputs.steps
-        spec = RolloutSpec(nonlinearity, sizes, count, memory, last_only)
+        spec = RolloutSpec(nonlinearity, sizes, count, memory, last_only, rounded_to(wanted))
         states, last = _serve(rows, h0, q, bias, weight, spec, backend)
     if last_only or states is None:
         return None, last.to(wanted)
@@ -183,7 +186,7 @@ def _serve(
         n=h0.shape[-1],
         batch=h0.shape[0],
         steps=spec.step_count,
-        dtype=rows.dtype,
+        dtype=h0.dtype,
         device=rows.device.type,
         nonlinearity=name_of(spec.nonlinearity),
         reflections=transition.reflections,

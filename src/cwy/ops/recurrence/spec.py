@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -74,6 +74,7 @@ class RolloutSpec:
         steps: number of equal steps, or None.
         memory: one of :data:`MEMORY`, or "nothing" if there is no backward pass.
         last: whether only the last states are wanted.
+        rounded: the dtype of the states that are returned, None if it is that of the computation.
     """
 
     nonlinearity: Activation
@@ -81,6 +82,7 @@ class RolloutSpec:
     steps: int | None = None
     memory: str = "store"
     last: bool = False
+    rounded: torch.dtype | None = None
 
     @property
     def every_size(self) -> list[int]:
@@ -105,7 +107,7 @@ class RolloutSpec:
 
     def without_backward(self) -> RolloutSpec:
         """Return the same for a call that is not differentiated."""
-        return RolloutSpec(self.nonlinearity, self.sizes, self.steps, "nothing", self.last)
+        return replace(self, memory="nothing")
 
 
 def equal_steps(x: Tensor) -> StepSizes:
@@ -126,6 +128,13 @@ def computed_in(dtype: torch.dtype) -> torch.dtype:
     if dtype in (torch.float16, torch.bfloat16):
         return torch.float32
     return dtype
+
+
+def rounded_to(wanted: torch.dtype) -> torch.dtype | None:
+    """Return the dtype to which results are rounded, None if they are computed in it."""
+    if computed_in(wanted) == wanted:
+        return None
+    return wanted
 
 
 def name_of(nonlinearity: Activation) -> str:

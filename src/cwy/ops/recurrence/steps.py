@@ -82,6 +82,7 @@ class Chunk(NamedTuple):
         deltas: where the gradients of z go.
         states: of all steps.
         z: of all steps if f keeps it, or None.
+        rounded: where the deltas go in half precision, or None.
     """
 
     sizes: list[int]
@@ -89,6 +90,7 @@ class Chunk(NamedTuple):
     deltas: Tensor
     states: Tensor
     z: Tensor | None
+    rounded: Tensor | None = None
 
 
 class Adjoint(NamedTuple):
@@ -137,16 +139,18 @@ class StepLoops:
         *,
         states: Tensor | None,
         z: Tensor | None,
+        rounded: Tensor | None = None,
     ) -> Tensor:
         """Run all steps from the states h.
 
         Args:
             cell: the step.
             sizes: rows of each step.
-            x: the inputs of all steps.
+            x: the inputs of all steps, perhaps in half precision.
             h: the states before.
             states: where the states go, None if they are not wanted.
             z: where z goes, None if it is not wanted.
+            rounded: where the states go in half precision, None if they are not wanted.
 
         Returns:
             The last state of each sequence, in memory of its own.
@@ -188,7 +192,7 @@ class StepLoops:
         Args:
             cell: the step.
             sizes: rows of each step.
-            x: the inputs of all steps.
+            x: the inputs of all steps, perhaps in half precision.
             h: the states after the chunk, of the sequences that go on.
             hn: the last state of each sequence.
             negative: whether z is negative, or None if z is the state.
@@ -222,12 +226,19 @@ class TorchSteps(StepLoops):
         *,
         states: Tensor | None,
         z: Tensor | None,
+        rounded: Tensor | None = None,
     ) -> Tensor:
-        if states is None and z is None:
+        x = x.to(h.dtype)
+        if states is None and (z is None or rounded is not None):
             states = rows_like(h, sum(sizes))
         if graphs.worth(x, sizes):
-            return _replay_run(cell, sizes, x, h, states, z).clone()
-        return _run(cell, sizes, x, h, states, z).clone()
+            last = _replay_run(cell, sizes, x, h, states, z).clone()
+        else:
+            last = _run(cell, sizes, x, h, states, z).clone()
+        if rounded is not None:
+            assert states is not None
+            rounded.copy_(states)
+        return last
 
     def adjoint(
         self,
@@ -239,10 +250,14 @@ class TorchSteps(StepLoops):
         grad_last: Tensor | None,
     ) -> Adjoint:
         sizes = chunk.sizes
+        if chunk.grad_states is not None:
+            chunk = chunk._replace(grad_states=chunk.grad_states.to(chunk.deltas.dtype))
         if graphs.worth(chunk.deltas, sizes):
             carry = _replay_adjoint(cell, chunk, join(carry, grad_last, sizes[0]))
         else:
             carry = _adjoint(cell, chunk, carry, grad_last)
+        if chunk.rounded is not None:
+            chunk.rounded.copy_(chunk.deltas)
         found = _transition_gradient(cell.transition, chunk, before)
         dbias = cell.bias_gradient(chunk.deltas, chunk.states)
         if dbias is not None:
@@ -261,7 +276,7 @@ class TorchSteps(StepLoops):
         negative: Tensor | None,
     ) -> Recovered:
         recovered = hn.new_empty(sum(sizes), *hn.shape[1:])
-        inputs = x.split(sizes)
+        inputs = x.to(hn.dtype).split(sizes)
         values = recovered.split(sizes)
         flips = _split_or_nones(negative, sizes)
         for t in range(len(sizes) - 1, -1, -1):

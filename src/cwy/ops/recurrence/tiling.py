@@ -6,6 +6,8 @@ import functools
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from .. import _nvrtc
 from .nonlinearities import SLOPE
 
@@ -31,20 +33,24 @@ NONLINEARITIES = {
     for code, name in enumerate(("modrelu", "abs", "relu", "leaky_relu", "tanh", "identity"))
 }
 
+TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+"""The types of numbers that kernels read and write. All arithmetic is float32."""
+
 # `one` and `two` are read at each step. They are x (FORWARD), states (z for abs) and the gradient
 # from outside (ADJOINT), x and -1 where z is negative, else 1 (RECOVER). `start` is the state
 # before the first step, or the gradient that reaches the last one. `end` is the last state, or the
-# gradient that leaves the first step. Rows of a step begin at `offsets` if lengths differ. Absent
-# tensors are null.
+# gradient that leaves the first step. `rounded` gets the numbers of `out` in half precision. Rows
+# of a step begin at `offsets` if lengths differ. Absent tensors are null.
 Tensors = _nvrtc.structure(
     "Tensors",
-    one="const float*",
-    two="const float*",
+    one="const void*",
+    two="const void*",
     bias="const float*",
     start="const float*",
     offsets="const int*",
     lengths="const int*",
     out="float*",
+    rounded="void*",
     extra="float*",
     end="float*",
     dbias="float*",
@@ -65,6 +71,8 @@ class Variant:
         reads_two: whether each step reads ``two`` of :data:`Tensors`.
         writes_out: whether each step writes ``out``.
         writes_extra: whether each step writes ``extra``.
+        one, two, rounded: the types of the numbers of these tensors. If ``rounded`` is float32,
+            it is not written.
     """
 
     mode: int
@@ -73,14 +81,19 @@ class Variant:
     reads_two: bool = False
     writes_out: bool = True
     writes_extra: bool = False
+    one: torch.dtype = torch.float32
+    two: torch.dtype = torch.float32
+    rounded: torch.dtype = torch.float32
 
     @property
     def macros(self) -> _nvrtc.Macros:
         """The macros of ``common.cuh`` that this sets."""
         names = {name.upper(): code for name, code in NONLINEARITIES.items()}
+        types = {str(dtype).removeprefix("torch.").upper(): code for dtype, code in TYPES.items()}
         return {
             **MODES,
             **names,
+            **types,
             "MODE": self.mode,
             "NONLINEARITY": NONLINEARITIES[self.nonlinearity],
             "SLOPE": SLOPE,
@@ -88,6 +101,9 @@ class Variant:
             "READS_TWO": int(self.reads_two),
             "WRITES_OUT": int(self.writes_out),
             "WRITES_EXTRA": int(self.writes_extra),
+            "ONE_TYPE": TYPES[self.one],
+            "TWO_TYPE": TYPES[self.two],
+            "ROUNDED_TYPE": TYPES[self.rounded],
         }
 
 

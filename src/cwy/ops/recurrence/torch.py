@@ -60,7 +60,7 @@ def rollout(
     """
     q = transition.tensors
     given = [t for t in (x, h0, bias, weight, *q) if t is not None]
-    if spec.last and spec.memory == "store":
+    if spec.memory == "store" and (spec.last or spec.rounded is not None):
         differentiated = torch.is_grad_enabled() and any(t.requires_grad for t in given)
         if not differentiated:
             spec = spec.without_backward()
@@ -88,6 +88,7 @@ def _op_arguments(spec: RolloutSpec, loops: StepLoops) -> dict[str, Any]:
         "last": spec.last,
         "loops": loops.name,
         "steps": spec.steps,
+        "rounded": spec.rounded,
     }
 
 
@@ -100,7 +101,7 @@ def _planned(
 ) -> Plan:
     f = named(name_of(spec.nonlinearity), transition.tensors[0])
     cell = Cell(transition, f, bias)
-    return Plan(cell, weight, spec.every_size, spec.memory, spec.last, loops)
+    return Plan(cell, weight, spec.every_size, spec.memory, spec.last, loops, spec.rounded)
 
 
 @in_full_precision
@@ -142,7 +143,9 @@ class _Rollout(Function):
         kept_x = x
         kept_states = kept_hn = h0.new_empty(0, *h0.shape[1:])
         if spec.memory == "store":
-            kept_states = results.states
+            # Rounded states are not read: those of full precision are in ``starts``.
+            if spec.rounded is None:
+                kept_states = results.states
             if weight is None:
                 kept_x = None
         if spec.memory == "reversible":
@@ -151,6 +154,7 @@ class _Rollout(Function):
         ctx.save_for_backward(kept_x, h0, bias, weight, *kept, *q)
         ctx.spec = spec
         ctx.loops = loops
+        ctx.x_dtype = x.dtype
         ctx.mark_non_differentiable(results.kept_z, results.starts)
         ctx.set_materialize_grads(False)
         return tuple(results)
@@ -163,7 +167,7 @@ class _Rollout(Function):
             grad_states = None  # only the last states were wanted
         if grad_states is None and grad_last is None:
             return None, None, None, None, None, None, *(None for _ in q)
-        saved = Saved(x, h0, Results(states, hn, kept_z, starts))
+        saved = Saved(x, h0, Results(states, hn, kept_z, starts), ctx.x_dtype)
         grads = [g for g in (grad_states, grad_last) if g is not None]
         batched = not all(has_storage(g) for g in grads)
         if torch.is_grad_enabled() or batched:
@@ -191,6 +195,7 @@ def _call_backward_op(ctx, saved, q, bias, weight, grad_states, grad_last) -> Gr
         weight,
         **saved.results._asdict(),
         **_op_arguments(ctx.spec, ctx.loops),
+        x_dtype=saved.x_dtype,
     )
     if bias is None:
         dbias = None
@@ -221,7 +226,7 @@ def _differentiable_backward(
 
     It can be differentiated again, or take a batch of gradients.
     """
-    states = saved.results.states
+    states = saved.states(plan)
     if plan.memory != "store" or not states.shape[0]:
         raise ValueError(
             "rollout: a second derivative, or a batch of gradients at once, needs memory='store' "
@@ -240,7 +245,9 @@ def _differentiable_backward(
     dweight = None
     if plan.weight is not None:
         assert saved.x is not None
-        dx, dweight = transition.map_inputs_back(delta, saved.x, plan.weight)
+        inputs = saved.x.to(delta.dtype)
+        dx, dweight = transition.map_inputs_back(delta, inputs, plan.weight)
+    dx = dx.to(saved.x_dtype)
     return Gradients(dx, carry, list(transition.grad(delta, before)), dbias, dweight)
 
 
@@ -251,14 +258,14 @@ def _differentiable_deltas(
     cell = plan.cell
     h0 = saved.h0
     sizes = plan.sizes
-    states = saved.results.states.split(sizes)
+    states = saved.states(plan).split(sizes)
     z: list[Tensor | None] = [None] * len(sizes)
     if cell.f.keeps_z:
         z = list(saved.results.kept_z.split(sizes))
     if grad_states is None:
         outside = [torch.zeros_like(state) for state in states]
     else:
-        outside = grad_states.split(sizes)
+        outside = grad_states.to(h0.dtype).split(sizes)
     carry = torch.zeros_like(h0[:0])
     deltas = []
     for t in range(len(sizes) - 1, -1, -1):
@@ -275,39 +282,47 @@ def _differentiable_deltas(
 
 
 def _forward(
-    x, h0, q, bias, weight, *, nonlinearity, sizes, memory, last, loops, steps=None
+    x, h0, q, bias, weight, *, nonlinearity, sizes, memory, last, loops, steps=None, rounded=None
 ) -> Results:
-    spec = RolloutSpec(nonlinearity, sizes, steps, memory, last)
+    spec = RolloutSpec(nonlinearity, sizes, steps, memory, last, rounded)
     return _run_forward(x, h0, q, bias, weight, spec, LOOPS[loops])
 
 
 def _forward_autograd(
-    x, h0, q, bias, weight, *, nonlinearity, sizes, memory, last, loops, steps=None
+    x, h0, q, bias, weight, *, nonlinearity, sizes, memory, last, loops, steps=None, rounded=None
 ):
-    spec = RolloutSpec(nonlinearity, sizes, steps, memory, last)
+    spec = RolloutSpec(nonlinearity, sizes, steps, memory, last, rounded)
     return _Rollout.apply(x, h0, bias, weight, spec, LOOPS[loops], *q)
 
 
 def _forward_fake(
-    x, h0, q, bias, weight, *, nonlinearity, sizes, memory, last, loops, steps=None
+    x, h0, q, bias, weight, *, nonlinearity, sizes, memory, last, loops, steps=None, rounded=None
 ) -> Results:
-    spec = RolloutSpec(nonlinearity, sizes, steps, memory, last)
+    spec = RolloutSpec(nonlinearity, sizes, steps, memory, last, rounded)
     f = named(nonlinearity, q[0])
     rows = x.shape[0]
     chunk = chunks.chunk_size(spec.step_count, memory, LOOPS[loops])
     kept = 0
-    if chunks.keeps_states(f, memory, last):
+    if chunks.keeps_states(f, memory, last, rounded):
         kept = rows
+    states = rows_like(h0, kept)
     kept_z = torch.empty(0, dtype=torch.uint8, device=x.device)
     if f.keeps_z and memory == "store":
         kept_z = rows_like(h0, rows)
     elif f.keeps_z and memory == "reversible":
         size = _sign_bytes(spec, chunk, h0.shape[1:].numel())
         kept_z = torch.empty(size, dtype=torch.uint8, device=x.device)
-    starts = 0
+    starts = rows_like(h0, 0)
     if memory == "checkpoint":
-        starts = _start_rows(spec, chunk)
-    return Results(rows_like(h0, kept), torch.empty_like(h0), kept_z, rows_like(h0, starts))
+        starts = rows_like(h0, _start_rows(spec, chunk))
+    if rounded is not None:
+        if memory == "store":
+            starts = states
+        returned = rows
+        if last:
+            returned = 0
+        states = rows_like(h0, returned, rounded)
+    return Results(states, torch.empty_like(h0), kept_z, starts)
 
 
 def _sign_bytes(spec: RolloutSpec, chunk: int, units: int) -> int:
@@ -347,10 +362,12 @@ def _backward(
     last,
     loops,
     steps=None,
+    rounded=None,
+    x_dtype=None,
 ) -> list[Tensor | None]:
-    spec = RolloutSpec(nonlinearity, sizes, steps, memory, last)
+    spec = RolloutSpec(nonlinearity, sizes, steps, memory, last, rounded)
     plan = _planned(transition_of(q), bias, weight, spec, LOOPS[loops])
-    saved = Saved(x, h0, Results(states, hn, kept_z, starts))
+    saved = Saved(x, h0, Results(states, hn, kept_z, starts), x_dtype or h0.dtype)
     found = _run_backward(h0, plan, saved, grad_states, grad_last)
     constants = [_or_empty(found.bias, h0), _or_empty(found.weight, h0)]
     return [found.x, found.h0, *constants, *found.transition]
@@ -382,14 +399,17 @@ def _backward_fake(
     last,
     loops,
     steps=None,
+    rounded=None,
+    x_dtype=None,
 ) -> list[Tensor | None]:
-    spec = RolloutSpec(nonlinearity, sizes, steps, memory, last)
+    spec = RolloutSpec(nonlinearity, sizes, steps, memory, last, rounded)
     like = h0
     if weight is not None:
         like = x
     constants = [_or_empty(_gradient_like(one), h0) for one in (bias, weight)]
     dq = [gradient_like(one) for one in q]
-    return [rows_like(like, spec.row_count), torch.empty_like(h0), *constants, *dq]
+    dx = rows_like(like, spec.row_count, x_dtype or h0.dtype)
+    return [dx, torch.empty_like(h0), *constants, *dq]
 
 
 def _gradient_like(x: Tensor | None) -> Tensor | None:
@@ -401,7 +421,10 @@ def _gradient_like(x: Tensor | None) -> Tensor | None:
 
 _TENSORS = "Tensor h0, Tensor[] q, Tensor? bias, Tensor? weight"
 _RESULTS = "Tensor states, *, Tensor hn, Tensor kept_z, Tensor starts"
-_SPEC = "str nonlinearity, SymInt[] sizes, str memory, bool last, str loops, SymInt? steps=None"
+_SPEC = (
+    "str nonlinearity, SymInt[] sizes, str memory, bool last, str loops, "
+    "SymInt? steps=None, ScalarType? rounded=None"
+)
 _forward_op = define(
     f"rollout(Tensor x, {_TENSORS}, *, {_SPEC}) -> (Tensor, Tensor, Tensor, Tensor)",
     _forward,
@@ -410,7 +433,7 @@ _forward_op = define(
 )
 _backward_op = define(
     "rollout_backward(Tensor? grad_states, Tensor? grad_last, Tensor? x, "
-    f"{_TENSORS}, {_RESULTS}, {_SPEC}) -> Tensor[]",
+    f"{_TENSORS}, {_RESULTS}, {_SPEC}, ScalarType? x_dtype=None) -> Tensor[]",
     _backward,
     _backward_fake,
 )

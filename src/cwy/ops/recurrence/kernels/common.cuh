@@ -13,6 +13,10 @@
 //   WRITES_OUT    whether each step writes `out`
 //   WRITES_EXTRA  whether each step writes `extra`
 //   SHARED_FLOATS  floats of shared memory, which each kernel compares with those that it takes
+//   FLOAT32, BFLOAT16, FLOAT16  the values of the three below
+//   ONE_TYPE      the type of the numbers of `one`
+//   TWO_TYPE      the type of the numbers of `two`
+//   ROUNDED_TYPE  the type of the numbers of `rounded`. If it is FLOAT32, nothing is written there
 // The header structures.cuh is generated from `Tensors` in tiling.py, which describes its fields.
 #pragma once
 #include "structures.cuh"
@@ -177,7 +181,7 @@ struct Sum {
 __device__ __forceinline__ unsigned shared_address(const void* p) {
   return (unsigned)__cvta_generic_to_shared(p);
 }
-__device__ __forceinline__ void copy_async(unsigned to, const float* from) {
+__device__ __forceinline__ void copy_async(unsigned to, const void* from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from));
 }
 __device__ __forceinline__ void commit() {
@@ -197,6 +201,41 @@ __device__ __forceinline__ float read(unsigned from) {
 
 __device__ __forceinline__ void clear(unsigned at) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(0.f));
+}
+
+// Numbers of 4 or 2 bytes in global memory.
+//
+// A copy takes 4 bytes at least, so that a number of 2 bytes comes in the word that holds it.
+//
+//   Type  FLOAT32, BFLOAT16 or FLOAT16
+template <int Type>
+__device__ __forceinline__ const void* place_of(const void* numbers, long index) {
+  return static_cast<const char*>(numbers) + index * (Type == FLOAT32 ? 4 : 2);
+}
+template <int Type>
+__device__ __forceinline__ void copy_number(unsigned to, const void* numbers, long index) {
+  const unsigned long long place = reinterpret_cast<unsigned long long>(place_of<Type>(numbers, index));
+  copy_async(to, reinterpret_cast<const void*>(place & ~3ull));
+}
+// The number in the word that was copied for it.
+template <int Type>
+__device__ __forceinline__ float number_in(float word, const void* numbers, long index) {
+  if (Type == FLOAT32) return word;
+  const bool upper = reinterpret_cast<unsigned long long>(place_of<Type>(numbers, index)) & 2;
+  const unsigned bits = upper ? __float_as_uint(word) >> 16 : __float_as_uint(word) & 0xffff;
+  if (Type == BFLOAT16) return __uint_as_float(bits << 16);
+  float number;
+  asm("{\n.reg .f16 h;\nmov.b16 h, %1;\ncvt.f32.f16 %0, h;\n}" : "=f"(number) : "h"((unsigned short)bits));
+  return number;
+}
+template <int Type>
+__device__ __forceinline__ void store_rounded(void* numbers, long index, float value) {
+  unsigned short bits;
+  if (Type == BFLOAT16)
+    asm("{\n.reg .b16 h;\ncvt.rn.bf16.f32 h, %1;\nmov.b16 %0, h;\n}" : "=h"(bits) : "f"(value));
+  else
+    asm("{\n.reg .f16 h;\ncvt.rn.f16.f32 h, %1;\nmov.b16 %0, h;\n}" : "=h"(bits) : "f"(value));
+  static_cast<unsigned short*>(numbers)[index] = bits;
 }
 
 // The units that a lane finishes.
@@ -245,8 +284,8 @@ struct Units {
     #pragma unroll
     for (int u = 0; u < Count; u++)
       if (it < longest && active(u, it)) {
-        copy_async(slot(u, it), of.one + ahead + place[u]);
-        if (READS_TWO) copy_async(slot(u, it) + Count * THREADS * 4, of.two + ahead + place[u]);
+        copy_number<ONE_TYPE>(slot(u, it), of.one, ahead + place[u]);
+        if (READS_TWO) copy_number<TWO_TYPE>(slot(u, it) + Count * THREADS * 4, of.two, ahead + place[u]);
       }
     commit();
     ahead = row_of(it + 1);
@@ -262,6 +301,7 @@ struct Units {
       if (it > 0 && active(u, it - 1)) {
         if (WRITES_EXTRA) of.extra[row + place[u]] = z[u];
         if (WRITES_OUT) of.out[row + place[u]] = MODE == RECOVER ? z[u] : value[u];
+        if (ROUNDED_TYPE != FLOAT32) store_rounded<ROUNDED_TYPE>(of.rounded, row + place[u], value[u]);
         if (PACKED && MODE == FORWARD && it == until[u]) of.end[place[u]] = value[u];
         if (MODE == ADJOINT) sum[u].add(NONLINEARITY == MODRELU ? copysignf(1.f, given[u]) * value[u] : value[u]);
       }
@@ -274,8 +314,8 @@ struct Units {
     arrived<DEPTH - 1>();
     #pragma unroll
     for (int u = 0; u < Count; u++) {
-      given[u] = read(slot(u, it));
-      if (READS_TWO) other[u] = read(slot(u, it) + Count * THREADS * 4);
+      given[u] = number_in<ONE_TYPE>(read(slot(u, it)), of.one, row + place[u]);
+      if (READS_TWO) other[u] = number_in<TWO_TYPE>(read(slot(u, it) + Count * THREADS * 4), of.two, row + place[u]);
     }
   }
   // The value that a unit hands on, from its product.
