@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.forward_ad import unpack_dual
 
-from .._torch import transform_is_active
+from .._torch import dispatch_mode_count, has_storage, transform_is_active
 
 
 def _never(*what: Any) -> str | None:
@@ -66,6 +66,28 @@ def why_only_autograd(*tensors: Tensor | None) -> str | None:
     if any(t is not None and unpack_dual(t).tangent is not None for t in tensors):
         return "an argument carries a forward-mode tangent"
     return None
+
+
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
+def is_plain_eager(*tensors: Tensor | None) -> bool:
+    """Return whether tensors are plain and nothing but autograd sees what is done with them.
+
+    It is the short answer for most calls. Where it is no, the functions above give the reason.
+    """
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return False
+    if transform_is_active() or dispatch_mode_count() > 0:
+        return False
+    for x in tensors:
+        if x is None:
+            continue
+        if type(x) not in _PLAIN or not has_storage(x):
+            return False
+        if unpack_dual(x).tangent is not None:
+            return False
+    return True
 
 
 def choose(op: str, backend: str, *what: Any) -> ModuleType:

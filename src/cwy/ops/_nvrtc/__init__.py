@@ -2,6 +2,16 @@
 
 from .compiler import Macros, arch, cubin, why_not
 from .launch import Kernel, kernel
-from .structures import Structure, structure
+from .structures import Structure, copy_of, structure
 
-__all__ = ["Kernel", "Macros", "Structure", "arch", "cubin", "kernel", "structure", "why_not"]
+__all__ = [
+    "Kernel",
+    "Macros",
+    "Structure",
+    "arch",
+    "copy_of",
+    "cubin",
+    "kernel",
+    "structure",
+    "why_not",
+]

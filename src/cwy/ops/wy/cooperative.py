@@ -209,9 +209,14 @@ class Workspace(NamedTuple):
     floats: int
 
 
+def workspace_words(blocks: int, numbers: int, floats: int = 0) -> int:
+    """Return how many numbers of 8 bytes a workspace has."""
+    return numbers + blocks + (floats + 1) // 2
+
+
 def workspace(like: Tensor, blocks: int, numbers: int, floats: int = 0) -> Workspace:
     """Allocate numbers of 8 bytes, a flag for each block, and numbers of 4 bytes."""
-    words = numbers + blocks + (floats + 1) // 2
+    words = workspace_words(blocks, numbers, floats)
     memory = torch.empty(words, dtype=torch.float64, device=like.device)
     begin = memory.data_ptr()
     flags = begin + 8 * numbers

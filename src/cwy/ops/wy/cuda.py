@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from ..._torch import dispatch_mode_count, has_storage
-from .. import _nvrtc
+from .. import _nvrtc, dispatch
 from .._linalg import add_product_
 from .._precision import in_full_precision
 from ..dispatch import why_only_aten, why_only_autograd
@@ -31,6 +31,8 @@ _NO_GRADIENTS = FactorGradients(None, None)
 
 def why_not(*tensors: Tensor) -> str | None:
     """Return the reasons why the kernels can't serve, or None."""
+    if _serves(tensors):
+        return None
     if traced := why_only_aten(*tensors):
         return traced
     v = tensors[0]
@@ -53,6 +55,23 @@ def why_not(*tensors: Tensor) -> str | None:
     if dispatch_mode_count() > 0:
         reasons.append("a mode is active, which sees ATen ops")
     return "; ".join(reasons) or None
+
+
+def _serves(tensors: tuple[Tensor, ...]) -> bool:
+    """Return whether the kernels clearly serve. It costs less than to look for reasons."""
+    v = tensors[0]
+    if not v.is_cuda or not 0 < v.numel() < 2**30:
+        return False
+    for x in tensors:
+        if x.dtype != torch.float32:
+            return False
+    return dispatch.is_plain_eager(*tensors) and _compiles_for(v.get_device())
+
+
+@functools.cache
+def _compiles_for(device: int) -> bool:
+    """Return whether kernels can be compiled for a GPU and run on it."""
+    return _capable(device) and _nvrtc.why_not() is None
 
 
 def why_pass(*tensors: Tensor) -> str | None:
@@ -114,16 +133,42 @@ class _Factors(Function):
         return fused.factors_gradient(saved.u, saved.t, saved.reciprocal, gu, gt)
 
 
+class _Fused(Function):
+    """What one launch computes each way: a "matrix", or a "truncated" one."""
+
+    @staticmethod
+    def forward(ctx, v, signs, wanted):
+        v = v.contiguous()
+        kept, result = fused.packed_forward(v, wanted, signs)
+        q = None
+        if wanted == "matrix" and v.shape[-1] >= v.shape[-2]:
+            q = result
+        ctx.save_for_backward(v, kept, q, signs)
+        ctx.wanted = wanted
+        return result
+
+    @staticmethod
+    def backward(ctx, z):
+        v, kept, q, signs = ctx.saved_tensors
+        if not _needs_aten(z):
+            return fused.packed_gradient(kept, v, ctx.wanted, z, q, signs), None, None
+        reciprocal = fused.unpack(kept, v, ctx.wanted).reciprocal
+        u, t = _Factors.apply(v)
+        saved = Saved(v, u, t, reciprocal)
+        z = _signed(z, signs)
+        if ctx.wanted == "truncated":
+            return analytic.truncated_backward(saved, z, _NO_GRADIENTS), None, None
+        if q is not None:
+            q = sign_columns(q, signs)
+        return analytic.matrix_backward(saved, q, z, _NO_GRADIENTS), None, None
+
+
 class _Wide(Function):
-    """Matrices with L >= N, whose gradient takes no T."""
+    """Large matrices with L >= N, whose gradient takes no T."""
 
     @staticmethod
     def forward(ctx, v, signs):
-        tier = tiers.choose(v)
-        if tier.matrix is Way.FUSED:
-            u, y, reciprocal, q = fused.forward(v, "matrix", signs)
-        else:
-            u, _, reciprocal, q, y = _large_matrix(v, signs, tier)
+        u, _, reciprocal, q, y = _large_matrix(v, signs, tiers.choose(v))
         ctx.save_for_backward(v, u, y, reciprocal, q, signs)
         return q
 
@@ -136,22 +181,15 @@ class _Wide(Function):
             q = sign_columns(q, signs)
             return analytic.matrix_backward(saved, q, _signed(z, signs), _NO_GRADIENTS), None
         way = tiers.choose(u).gradient
-        if way is Way.FUSED:
-            return fused.wide_gradient(u, y, reciprocal, q, z, signs), None
         return _large_wide_gradient(u, y, reciprocal, q, z, signs, way=way), None
 
 
 class _Narrow(Function):
-    """Matrices with L < N. The factors are outputs too, for a second derivative."""
+    """Large matrices with L < N. The factors are outputs too, for a second derivative."""
 
     @staticmethod
     def forward(ctx, v, signs):
-        tier = tiers.choose(v)
-        y = None
-        if tier.matrix is Way.FUSED:
-            u, t, reciprocal, q = fused.forward(v, "matrix", signs)
-        else:
-            u, t, reciprocal, q, y = _large_matrix(v, signs, tier)
+        u, t, reciprocal, q, y = _large_matrix(v, signs, tiers.choose(v))
         ctx.save_for_backward(v, u, t, reciprocal, y, signs)
         ctx.set_materialize_grads(False)
         return q, u, t
@@ -164,8 +202,6 @@ class _Narrow(Function):
             saved = Saved(v, u, t, reciprocal)
             return analytic.matrix_backward(saved, None, _signed(z, signs), given), None
         tier = tiers.choose(u)
-        if tier.gradient is Way.FUSED:
-            return fused.narrow_gradient(u, t, reciprocal, z, signs), None
         return _large_narrow_gradient(u, t, reciprocal, y, z, signs, tier=tier), None
 
 
@@ -226,12 +262,11 @@ def _large_narrow_gradient(
 
 
 class _Truncated(Function):
+    """The first columns of large matrices."""
+
     @staticmethod
     def forward(ctx, v, signs):
-        if tiers.choose(v).factors is Way.FUSED:
-            u, t, reciprocal, omega = fused.forward(v, "truncated", signs)
-        else:
-            u, t, reciprocal, omega = _large_truncated(v, signs)
+        u, t, reciprocal, omega = _large_truncated(v, signs)
         ctx.save_for_backward(v, u, t, reciprocal, signs)
         ctx.set_materialize_grads(False)
         return omega, u, t
@@ -243,11 +278,8 @@ class _Truncated(Function):
         given = FactorGradients(gu, gt)
         if _needs_aten(z, given):
             return analytic.truncated_backward(saved, _signed(z, signs), given), None
-        u = saved.u
-        if tiers.choose(u).factors is Way.FUSED:
-            return fused.truncated_gradient(u, saved.t, saved.reciprocal, z, signs), None
         z = sign_columns(z, signs)
-        return _large_truncated_gradient(u, saved.t, saved.reciprocal, z), None
+        return _large_truncated_gradient(saved.u, saved.t, saved.reciprocal, z), None
 
 
 @in_full_precision
@@ -342,8 +374,11 @@ def _kernel_signs(signs: Tensor | None, v: Tensor) -> Tensor | None:
     return _flat_signs(signs)
 
 
-def _is_differentiated(v: Tensor) -> bool:
-    return v.requires_grad and torch.is_grad_enabled()
+def _by_one_launch(v: Tensor, signs: Tensor | None, wanted: fused.Result) -> Tensor:
+    """Return a result, and keep what its gradient takes only if there will be one."""
+    if v.requires_grad and torch.is_grad_enabled():
+        return _Fused.apply(v, signs, wanted)
+    return fused.result_only(v, wanted, signs)
 
 
 def wy_factors(v: Tensor) -> tuple[Tensor, Tensor]:
@@ -356,8 +391,8 @@ def wy_factors(v: Tensor) -> tuple[Tensor, Tensor]:
 def cwy_matrix(v: Tensor, signs: Tensor | None = None) -> Tensor:
     flat = _flat(v)
     inside = _kernel_signs(signs, v)
-    if not _is_differentiated(flat) and tiers.choose(flat).matrix is Way.FUSED:
-        q = fused.result_only(flat, "matrix", inside)
+    if tiers.choose(flat).matrix is Way.FUSED:
+        q = _by_one_launch(flat, inside, "matrix")
     elif flat.shape[-1] >= flat.shape[-2]:
         q = _Wide.apply(flat, inside)
     else:
@@ -372,8 +407,8 @@ def cwy_matrix(v: Tensor, signs: Tensor | None = None) -> Tensor:
 def tcwy_matrix(v: Tensor, signs: Tensor | None = None) -> Tensor:
     flat = _flat(v)
     inside = _kernel_signs(signs, v)
-    if not _is_differentiated(flat) and tiers.choose(flat).factors is Way.FUSED:
-        omega = fused.result_only(flat, "truncated", inside)
+    if tiers.choose(flat).factors is Way.FUSED:
+        omega = _by_one_launch(flat, inside, "truncated")
     else:
         omega = _Truncated.apply(flat, inside)[0]
     if v.dim() > 3:

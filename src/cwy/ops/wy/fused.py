@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import enum
+import functools
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .. import _nvrtc
-from .cooperative import Source, address, divide, next_ticket, padded, workspace
+from .._nvrtc import copy_of
+from .cooperative import Source, address, divide, next_ticket, padded, workspace_words
 
 Result = Literal["y", "matrix", "truncated"]
 
@@ -130,7 +134,8 @@ def factors(v: Tensor) -> Factors:
     u = torch.empty_like(v)
     t = v.new_empty((*batch, size, size))
     reciprocal = v.new_empty((*batch, 1, size))
-    _launch_forward(v, "factors", kept=_Kept(u, t, reciprocal))
+    plan = _forward_plan(v.shape, "factors", True, v.get_device())
+    _launch_forward(plan, v, None, _Kept(u.data_ptr(), t.data_ptr(), reciprocal.data_ptr()), None)
     return Factors(u, t, reciprocal)
 
 
@@ -144,122 +149,193 @@ def forward(v: Tensor, wanted: Result, signs: Tensor | None = None) -> Formed:
         signs: ``(*, N)``, of the columns of a "matrix", or ``(*, L)`` of a "truncated" one.
     """
     v = v.contiguous()
-    *batch, n, size = v.shape
-    factor_rows = size
-    if wanted == "matrix" and size >= n:
-        factor_rows = n
+    *batch, _, size = v.shape
+    plan = _forward_plan(v.shape, wanted, True, v.get_device())
     u = torch.empty_like(v)
-    factor = v.new_empty((*batch, factor_rows, size))
+    factor = v.new_empty((*batch, plan.factor_rows, size))
     reciprocal = v.new_empty((*batch, 1, size))
-    result = _empty_result(v, wanted)
-    _launch_forward(v, wanted, result, signs, _Kept(u, factor, reciprocal))
+    result = v.new_empty(plan.result_shape)
+    kept = _Kept(u.data_ptr(), factor.data_ptr(), reciprocal.data_ptr())
+    _launch_forward(plan, v, signs, kept, result)
     return Formed(u, factor, reciprocal, result)
+
+
+class Packed(NamedTuple):
+    """A result, and what its gradient takes in one piece of memory: one allocation, not three.
+
+    Attributes:
+        kept: u, the factor and the reciprocal norms of :class:`Formed`, one after another.
+        result: the result.
+    """
+
+    kept: Tensor
+    result: Tensor
+
+
+def packed_forward(v: Tensor, wanted: Result, signs: Tensor | None = None) -> Packed:
+    """Compute the same as :func:`forward` for a contiguous v."""
+    plan = _forward_plan(v.shape, wanted, True, v.get_device())
+    memory = v.new_empty(plan.kept_floats)
+    result = v.new_empty(plan.result_shape)
+    u = memory.data_ptr()
+    factor = u + 4 * plan.u_floats
+    reciprocal = factor + 4 * plan.factor_floats
+    _launch_forward(plan, v, signs, _Kept(u, factor, reciprocal), result)
+    return Packed(memory, result)
+
+
+def unpack(kept: Tensor, v: Tensor, wanted: Result) -> Factors:
+    """Return u, the factor and the reciprocal norms of :func:`packed_forward` as views."""
+    plan = _forward_plan(v.shape, wanted, True, v.get_device())
+    *batch, _, size = v.shape
+    norms = kept.numel() - plan.u_floats - plan.factor_floats
+    u, factor, reciprocal = kept.split([plan.u_floats, plan.factor_floats, norms])
+    return Factors(
+        u.view(v.shape),
+        factor.view(*batch, plan.factor_rows, size),
+        reciprocal.view(*batch, 1, size),
+    )
 
 
 def result_only(v: Tensor, wanted: Result, signs: Tensor | None = None) -> Tensor:
     """Compute the "matrix" or "truncated" result of :func:`forward`, and keep nothing else."""
     v = v.contiguous()
-    result = _empty_result(v, wanted)
-    _launch_forward(v, wanted, result, signs)
+    plan = _forward_plan(v.shape, wanted, False, v.get_device())
+    result = v.new_empty(plan.result_shape)
+    _launch_forward(plan, v, signs, None, result)
     return result
 
 
-def _empty_result(v: Tensor, wanted: Result) -> Tensor:
-    if wanted == "matrix":
-        return v.new_empty((*v.shape[:-1], v.shape[-2]))
-    return torch.empty_like(v)
-
-
 class _Kept(NamedTuple):
-    """Tensors that the kernel writes for the gradient."""
-
-    u: Tensor
-    factor: Tensor
-    reciprocal: Tensor
-
-
-class _Addresses(NamedTuple):
-    """Where the kernel writes. None is not written."""
+    """The addresses that the kernel writes to for the gradient."""
 
     u: int
+    factor: int
     reciprocal: int
-    t: int | None
-    y: int | None
-    out: int | None
 
 
-def _launch_forward(
-    v: Tensor,
-    wanted: Result | Literal["factors"],
-    result: Tensor | None = None,
-    signs: Tensor | None = None,
-    kept: _Kept | None = None,
-) -> None:
-    """Launch the kernel. What is not kept lies in the workspace."""
-    *batch, n, size = v.shape
+@dataclass(frozen=True)
+class _ForwardPlan:
+    """All that a forward launch takes from the shape.
+
+    Attributes:
+        launch: takes the argument of the kernel.
+        constants: that argument, without its addresses.
+        words: numbers of 8 bytes of the workspace.
+        parts, flags, floats: bytes before the parts of sums, the flags and the numbers of 4 bytes.
+        y_floats: floats of a y that is needed on the way to the result, and not kept.
+        full_rank: whether y is kept in place of t.
+        u_floats, factor_floats, kept_floats: floats of u, of the factor, and of all that is kept.
+        factor_rows: rows of the factor.
+        result_shape: of the result.
+    """
+
+    launch: Callable[[_nvrtc.Structure], None]
+    constants: _nvrtc.Structure
+    words: int
+    parts: int
+    flags: int
+    floats: int
+    y_floats: int
+    full_rank: bool
+    u_floats: int
+    factor_floats: int
+    kept_floats: int
+    factor_rows: int
+    result_shape: tuple[int, ...]
+
+
+@functools.lru_cache(maxsize=1024)
+def _forward_plan(
+    shape: torch.Size, wanted: Result | Literal["factors"], keeps: bool, device: int
+) -> _ForwardPlan:
+    """Return the plan for vectors of a shape, with or without what the gradient takes."""
+    *batch, n, size = shape
     count = math.prod(batch)
-    full_rank = kept is not None and wanted == "matrix" and size >= n
+    full_rank = keeps and wanted == "matrix" and size >= n
     u_floats = count * n * size
     y_floats = 0
     if not full_rank:
         y_floats = count * size * _y_rows(wanted, n, size)
     floats = y_floats
-    if kept is None:
+    if not keeps:
         floats += u_floats + count * size
-    division = divide(FORWARD, count, n, size, v.get_device())
+    division = divide(FORWARD, count, n, size, device)
     s_numbers = count * padded(size) ** 2
     numbers = s_numbers + count * division.part_size
-    work = workspace(v, division.blocks, numbers, floats)
-    if kept is None:
-        u = work.floats + 4 * y_floats
-        places = _Addresses(u, u + 4 * u_floats, t=None, y=work.floats, out=address(result))
-    else:
-        y = None
-        if y_floats > 0:
-            y = work.floats
-        places = _kept_addresses(kept, address(result), y, full_rank)
-    division.launch(
-        Forward(
-            v=v.data_ptr(),
-            signs=address(signs),
-            u=places.u,
-            reciprocal=places.reciprocal,
-            t=places.t,
-            y=places.y,
-            out=places.out,
-            s=work.numbers,
-            parts=work.numbers + 8 * s_numbers,
-            flags=work.flags,
-            ticket=next_ticket(),
-            batch=count,
-            n=n,
-            l=size,
-            truncated=wanted == "truncated",
-            chunks=division.chunks,
-            splits=division.splits,
-            groups=division.groups,
-            part_size=division.part_size,
-        )
+    factor_rows = size
+    result_shape = (*batch, n, size)
+    if wanted == "matrix":
+        result_shape = (*batch, n, n)
+        if size >= n:
+            factor_rows = n
+    factor_floats = count * factor_rows * size
+    constants = Forward(
+        batch=count,
+        n=n,
+        l=size,
+        truncated=wanted == "truncated",
+        chunks=division.chunks,
+        splits=division.splits,
+        groups=division.groups,
+        part_size=division.part_size,
+    )
+    return _ForwardPlan(
+        launch=division.launch,
+        constants=constants,
+        words=workspace_words(division.blocks, numbers, floats),
+        parts=8 * s_numbers,
+        flags=8 * numbers,
+        floats=8 * (numbers + division.blocks),
+        y_floats=y_floats,
+        full_rank=full_rank,
+        u_floats=u_floats,
+        factor_floats=factor_floats,
+        kept_floats=u_floats + factor_floats + count * size,
+        factor_rows=factor_rows,
+        result_shape=result_shape,
     )
 
 
-def _kept_addresses(kept: _Kept, result: int | None, y: int | None, full_rank: bool) -> _Addresses:
-    """Return the addresses for a call that keeps its factors.
-
-    Args:
-        kept: the tensors that are kept.
-        result: where the result goes.
-        y: where a y goes that is needed but not kept.
-        full_rank: whether y is kept in place of t.
-    """
-    u = kept.u.data_ptr()
-    factor = kept.factor.data_ptr()
-    reciprocal = kept.reciprocal.data_ptr()
-    if full_rank:
-        return _Addresses(u, reciprocal, t=None, y=factor, out=result)
-    if y is not None:
-        return _Addresses(u, reciprocal, t=factor, y=y, out=result)
-    return _Addresses(u, reciprocal, t=factor, y=result, out=None)
+def _launch_forward(
+    plan: _ForwardPlan,
+    v: Tensor,
+    signs: Tensor | None,
+    kept: _Kept | None,
+    result: Tensor | None,
+) -> None:
+    """Launch the kernel. What is not kept lies in the workspace."""
+    work = torch.empty(plan.words, dtype=torch.float64, device=v.device)
+    begin = work.data_ptr()
+    scratch = begin + plan.floats
+    out = address(result)
+    fields = copy_of(plan.constants)
+    fields.v = v.data_ptr()
+    fields.signs = address(signs)
+    fields.s = begin
+    fields.parts = begin + plan.parts
+    fields.flags = begin + plan.flags
+    fields.ticket = next_ticket()
+    if kept is None:
+        fields.u = scratch + 4 * plan.y_floats
+        fields.reciprocal = fields.u + 4 * plan.u_floats
+        fields.y = scratch
+        fields.out = out
+        plan.launch(fields)
+        return
+    fields.u = kept.u
+    fields.reciprocal = kept.reciprocal
+    if plan.full_rank:
+        fields.y = kept.factor
+        fields.out = out
+    elif plan.y_floats > 0:
+        fields.t = kept.factor
+        fields.y = scratch
+        fields.out = out
+    else:
+        fields.t = kept.factor
+        fields.y = out
+    plan.launch(fields)
 
 
 def _y_rows(wanted: Result | Literal["factors"], n: int, size: int) -> int:
@@ -284,28 +360,28 @@ def narrow_gradient(
     Returns:
         ``(*, N, L)``.
     """
-    return _launch_backward(Kind.NARROW, u, t, reciprocal, z=z, signs=signs)
+    return _launch_backward(Kind.NARROW, u, _kept_by(u, t, reciprocal), z=z, signs=signs)
 
 
 def wide_gradient(
     u: Tensor, y: Tensor, reciprocal: Tensor, q: Tensor, z: Tensor, signs: Tensor | None
 ) -> Tensor:
     """Compute the gradient of v from that of a matrix q with L >= N, as :func:`narrow_gradient`."""
-    return _launch_backward(Kind.WIDE, u, y, reciprocal, z=z, q=q, signs=signs)
+    return _launch_backward(Kind.WIDE, u, _kept_by(u, y, reciprocal), z=z, q=q, signs=signs)
 
 
 def truncated_gradient(
     u: Tensor, t: Tensor, reciprocal: Tensor, z: Tensor, signs: Tensor | None
 ) -> Tensor:
     """Compute the gradient of v from that of the first columns, as :func:`narrow_gradient`."""
-    return _launch_backward(Kind.TRUNCATED, u, t, reciprocal, z=z, signs=signs)
+    return _launch_backward(Kind.TRUNCATED, u, _kept_by(u, t, reciprocal), z=z, signs=signs)
 
 
 def factors_gradient(
     u: Tensor, t: Tensor, reciprocal: Tensor, gu: Tensor | None, gt: Tensor
 ) -> Tensor:
     """Compute the gradient of v from those of u (None for zero) and of t."""
-    return _launch_backward(Kind.FACTORS, u, t, reciprocal, a=gu, b=gt)
+    return _launch_backward(Kind.FACTORS, u, _kept_by(u, t, reciprocal), a=gu, b=gt)
 
 
 def end_gradient(
@@ -315,14 +391,97 @@ def end_gradient(
 
     A and B are of the gradient of Q times the signs.
     """
-    return _launch_backward(Kind.ENDING, u, t, reciprocal, w=w, a=a, b=b)
+    return _launch_backward(Kind.ENDING, u, _kept_by(u, t, reciprocal), w=w, a=a, b=b)
+
+
+def packed_gradient(
+    kept: Tensor,
+    v: Tensor,
+    wanted: Result,
+    z: Tensor,
+    q: Tensor | None = None,
+    signs: Tensor | None = None,
+) -> Tensor:
+    """Compute the gradient of v from that of the result of :func:`packed_forward`.
+
+    Args:
+        kept: what it kept.
+        v: its vectors.
+        wanted: "matrix" or "truncated".
+        z: the gradient of the result.
+        q: the result itself, for a matrix with L >= N.
+        signs: as there.
+    """
+    kind = Kind.TRUNCATED
+    if wanted == "matrix":
+        kind = Kind.NARROW
+        if v.shape[-1] >= v.shape[-2]:
+            kind = Kind.WIDE
+    plan = _forward_plan(v.shape, wanted, True, v.get_device())
+    u = kept.data_ptr()
+    factor = u + 4 * plan.u_floats
+    places = _Kept(u, factor, factor + 4 * plan.factor_floats)
+    return _launch_backward(kind, v, places, z=z, q=q, signs=signs)
+
+
+def _kept_by(u: Tensor, factor: Tensor, reciprocal: Tensor) -> _Kept:
+    return _Kept(u.data_ptr(), factor.data_ptr(), reciprocal.data_ptr())
+
+
+@dataclass(frozen=True)
+class _BackwardPlan:
+    """All that a backward launch takes from the shape.
+
+    Attributes:
+        launch: takes the argument of the kernel.
+        constants: that argument, without its addresses.
+        words: numbers of 8 bytes of the workspace.
+        flags: bytes before the flags.
+        scratch: bytes before each scratch field of :data:`Backward`.
+    """
+
+    launch: Callable[[_nvrtc.Structure], None]
+    constants: _nvrtc.Structure
+    words: int
+    flags: int
+    scratch: tuple[tuple[str, int], ...]
+
+
+@functools.lru_cache(maxsize=1024)
+def _backward_plan(kind: Kind, shape: torch.Size, device: int) -> _BackwardPlan:
+    """Return the plan for the gradient of vectors of a shape."""
+    *batch, n, size = shape
+    count = math.prod(batch)
+    division = divide(BACKWARD[kind], count, n, size, device)
+    numbers = count * division.part_size
+    places = []
+    at = 8 * (numbers + division.blocks)
+    total = 0
+    for name, floats in _scratch(kind, n, size).items():
+        places.append((name, at + 4 * total))
+        total += count * floats
+    constants = Backward(
+        batch=count,
+        n=n,
+        l=size,
+        chunks=division.chunks,
+        splits=division.splits,
+        groups=division.groups,
+        part_size=division.part_size,
+    )
+    return _BackwardPlan(
+        launch=division.launch,
+        constants=constants,
+        words=workspace_words(division.blocks, numbers, total),
+        flags=8 * numbers,
+        scratch=tuple(places),
+    )
 
 
 def _launch_backward(
     kind: Kind,
-    u: Tensor,
-    factor: Tensor,
-    reciprocal: Tensor,
+    like: Tensor,
+    kept: _Kept,
     *,
     z: Tensor | None = None,
     signs: Tensor | None = None,
@@ -331,45 +490,33 @@ def _launch_backward(
     a: Tensor | None = None,
     b: Tensor | None = None,
 ) -> Tensor:
-    *batch, n, size = u.shape
-    count = math.prod(batch)
-    division = divide(BACKWARD[kind], count, n, size, u.get_device())
-    dv = torch.empty_like(u)
-    scratch = _scratch(kind, n, size)
-    floats = count * sum(scratch.values())
-    work = workspace(u, division.blocks, count * division.part_size, floats)
+    """Launch the kernel of a kind, and return the gradient of v, a tensor like ``like``."""
+    plan = _backward_plan(kind, like.shape, like.get_device())
+    dv = torch.empty_like(like)
+    work = torch.empty(plan.words, dtype=torch.float64, device=like.device)
+    begin = work.data_ptr()
     # Copies must live until the launch.
     z = _contiguous(z)
     w = _contiguous(w)
     a = _contiguous(a)
     b = _contiguous(b)
-    places = {"w": address(w), "a": address(a), "b": address(b)}
-    at = work.floats
-    for name, floats in scratch.items():
-        places[name] = at
-        at += 4 * count * floats
-    division.launch(
-        Backward(
-            z=address(z),
-            u=u.data_ptr(),
-            factor=factor.data_ptr(),
-            reciprocal=reciprocal.data_ptr(),
-            signs=address(signs),
-            q=address(q),
-            dv=dv.data_ptr(),
-            parts=work.numbers,
-            flags=work.flags,
-            ticket=next_ticket(),
-            batch=count,
-            n=n,
-            l=size,
-            chunks=division.chunks,
-            splits=division.splits,
-            groups=division.groups,
-            part_size=division.part_size,
-            **places,
-        )
-    )
+    fields = copy_of(plan.constants)
+    fields.z = address(z)
+    fields.u = kept.u
+    fields.factor = kept.factor
+    fields.reciprocal = kept.reciprocal
+    fields.signs = address(signs)
+    fields.q = address(q)
+    fields.w = address(w)
+    fields.a = address(a)
+    fields.b = address(b)
+    fields.dv = dv.data_ptr()
+    fields.parts = begin
+    fields.flags = begin + plan.flags
+    fields.ticket = next_ticket()
+    for name, offset in plan.scratch:
+        setattr(fields, name, begin + offset)
+    plan.launch(fields)
     return dv
 
 
