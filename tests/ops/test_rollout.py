@@ -189,7 +189,9 @@ def test_a_layer_decides_once_between_the_forms(reflections, form, monkeypatch):
     layer = OrthogonalRNN(3, 8, reflections=reflections)
     layer(torch.randn(40, 2, 3))
     assert questions == [form is LowRank]
-    transition = forms.decide(wy_factors(torch.randn(8, reflections)), None, 80, torch.float32)
+    factors = wy_factors(torch.randn(8, reflections))
+    low_rank = forms.takes_low_rank(factors, 80, torch.float32)
+    transition = forms.decide(factors, None, torch.float32, low_rank=low_rank)
     assert type(transition) is form
 
 

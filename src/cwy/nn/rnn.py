@@ -412,6 +412,8 @@ class OrthogonalRNN(_Recurrent):
             x = outputs[0]
             if len(outputs) > 1:
                 x = torch.cat(outputs, -1)
+        if len(last) == 1:
+            return x, last[0].unsqueeze(0)
         return x, torch.stack(last)
 
     def _check_features(self, x: Tensor) -> None:
@@ -493,9 +495,10 @@ class OrthogonalRNN(_Recurrent):
             memory = "store"
         weight_by_chunk = weight
         if memory == "store":
-            # One product over all steps, the bias with it where it is not a threshold.
+            # One product over all steps, the bias with it where it is not a threshold. Kernels add
+            # it for nothing, and its gradient would be one more pass over all steps.
             weight_by_chunk = None
-            if self._threshold:
+            if self._threshold or weight.is_cuda:
                 x = nn.functional.linear(x, weight)
             else:
                 x = nn.functional.linear(x, weight, bias)

@@ -49,21 +49,29 @@ def factors_are_cheaper(
     return backend.prefers_low_rank(n, reflections, rows)
 
 
-def decide(
-    transition: Tensor | WY | Reflections, signs: Tensor | None, rows: int, dtype: torch.dtype
-) -> Transition:
-    """Return the transition in its cheaper form, for ``rows`` states in all."""
+def takes_low_rank(transition: Tensor | WY | Reflections, rows: int, dtype: torch.dtype) -> bool:
+    """Return whether low-rank form is the cheaper one, for ``rows`` states in all."""
     if isinstance(transition, Tensor):
-        return Formed(transition.to(dtype))
+        return False
     first = first_tensor(transition)
     n, reflections = first.shape
-    cheaper = factors_are_cheaper(
-        n, reflections, rows, first.device.type, dtype, first.device.index
-    )
+    return factors_are_cheaper(n, reflections, rows, first.device.type, dtype, first.device.index)
+
+
+def decide(
+    transition: Tensor | WY | Reflections,
+    signs: Tensor | None,
+    dtype: torch.dtype,
+    *,
+    low_rank: bool,
+) -> Transition:
+    """Return the transition in the form that :func:`takes_low_rank` chose."""
+    if isinstance(transition, Tensor):
+        return Formed(transition.to(dtype))
     if isinstance(transition, Reflections):
         # Rounded to half precision, Q would lose the norm of its states. The factors are float32.
         is_wide = computed_in(transition.v.dtype) == transition.v.dtype
-        if is_wide and not cheaper:
+        if is_wide and not low_rank:
             return Formed(transition.matrix().to(dtype))
         signs = transition.signs()
         transition = wy_factors(transition.v)
@@ -71,8 +79,8 @@ def decide(
     t = transition.t.to(dtype)
     if signs is not None:
         signs = signs.to(dtype)
-    if cheaper:
-        return low_rank(u, t, signs)
+    if low_rank:
+        return in_low_rank(u, t, signs)
     return Formed(form(u, t, signs))
 
 
@@ -85,7 +93,7 @@ def first_tensor(transition: Tensor | WY | Reflections) -> Tensor:
     return transition
 
 
-def low_rank(u: Tensor, t: Tensor, signs: Tensor | None) -> LowRank:
+def in_low_rank(u: Tensor, t: Tensor, signs: Tensor | None) -> LowRank:
     r"""Return $W = UT$, $Y = \mathrm{diag}(\bar s)\,U$ and $d = s$, or ones."""
     if _by_hand(u, t, signs):
         w, y = _LowRank.apply(u, t, signs)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -12,7 +13,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 from .. import dispatch
 from ..wy import WY
 from . import scan
-from .factors import Reflections, decide, first_tensor
+from .factors import Reflections, decide, first_tensor, takes_low_rank
 from .nonlinearities import NONLINEARITIES
 from .spec import (
     Activation,
@@ -147,31 +148,151 @@ def run(
         transition: as in :func:`rollout`, or reflections that are not computed yet.
         x, h0, bias, nonlinearity, signs, weight, output, memory, backend: as in :func:`rollout`.
     """
-    inputs = _checked_inputs(x, h0, transition, bias, signs, weight)
-    wanted = _common_dtype(inputs.rows, h0, transition, signs)
-    dtype = computed_in(wanted)
-    q = decide(transition, signs, inputs.rows.shape[0], dtype)
+    call = _Call(x, h0, transition, bias, nonlinearity, signs, weight, output, memory, backend)
+    signature = _signature(call)
+    route = None
+    # A compiler must not see the routes: it would guard its program by them.
+    if signature is not None:
+        route = _ROUTES.get(signature)
+    if route is None:
+        route = _find_route(call)
+    dtype = route.dtype
+    q = decide(transition, signs, dtype, low_rank=route.low_rank)
     h0 = h0.to(dtype)
     if weight is not None:
         weight = weight.to(dtype)
-    bias = _checked_bias(bias, nonlinearity, dtype)
-    last_only = output == "last"
+    if bias is not None:
+        bias = bias.to(route.bias_dtype)
     if exports_as_scan(backend) and isinstance(x, Tensor):
+        last_only = route.spec.last
         steps = x.to(dtype)
         states, last = scan.rollout(steps, h0, q, bias, weight, nonlinearity, last=last_only)
     else:
-        rows = inputs.rows
-        if computed_in(rows.dtype) != dtype:
+        rows = _rows(x)
+        if route.converts:
             rows = rows.to(dtype)
-        sizes, count = inputs.steps
-        spec = RolloutSpec(nonlinearity, sizes, count, memory, last_only, rounded_to(wanted))
-        states, last = _serve(rows, h0, q, bias, weight, spec, backend)
-    if last_only or states is None:
-        return None, last.to(wanted)
-    return _as_given(states.to(wanted), x, h0.shape[-1]), last.to(wanted)
+        serve = route.serve
+        if serve is None:
+            serve = _backend_for(rows, h0, q, bias, weight, route.spec, backend)
+            if signature is not None:
+                _remember(signature, replace(route, serve=serve))
+        states, last = serve(rows, h0, q, bias, weight, route.spec)
+    last = last.to(route.wanted)
+    if route.spec.last or states is None:
+        return None, last
+    return _as_given(states.to(route.wanted), x, h0.shape[-1]), last
 
 
-def _serve(
+class _Call(NamedTuple):
+    """The arguments of :func:`run`."""
+
+    x: Tensor | PackedSequence
+    h0: Tensor
+    transition: Tensor | WY | Reflections
+    bias: Tensor | None
+    nonlinearity: Activation
+    signs: Tensor | None
+    weight: Tensor | None
+    output: str
+    memory: str
+    backend: str
+
+
+@dataclass(frozen=True)
+class _Route:
+    """What follows from shapes, dtypes, devices and choices, apart from values.
+
+    Attributes:
+        wanted: the dtype of the results.
+        dtype: that of the computation.
+        bias_dtype: that of the bias.
+        converts: whether the inputs are converted before a backend gets them.
+        low_rank: whether a transition by reflections is used in low-rank form.
+        spec: how it runs.
+        serve: the backend's function, or None if it must be chosen at each call.
+    """
+
+    wanted: torch.dtype
+    dtype: torch.dtype
+    bias_dtype: torch.dtype
+    converts: bool
+    low_rank: bool
+    spec: RolloutSpec
+    serve: Callable[..., tuple[Tensor, Tensor]] | None
+
+
+_ROUTES: dict[Hashable, _Route] = {}
+_MOST_ROUTES = 4096
+
+
+def _remember(signature: Hashable, route: _Route) -> None:
+    if len(_ROUTES) >= _MOST_ROUTES:
+        _ROUTES.clear()
+    _ROUTES[signature] = route
+
+
+def _signature(call: _Call) -> Hashable:
+    """Return all that a route depends on, or None for a call whose route is found each time.
+
+    Checks, the form of the transition and the backend are found once for each signature.
+    """
+    if not isinstance(call.x, Tensor) or not isinstance(call.nonlinearity, str):
+        return None
+    tensors = (
+        call.x,
+        call.h0,
+        *_transition_tensors(call.transition),
+        call.bias,
+        call.signs,
+        call.weight,
+    )
+    if not dispatch.is_plain_eager(*tensors):
+        return None
+    parts: list[Hashable] = [
+        type(call.transition),
+        call.nonlinearity,
+        call.output,
+        call.memory,
+        call.backend,
+    ]
+    for tensor in tensors:
+        if tensor is None:
+            parts.append(None)
+        else:
+            parts += [tensor.shape, tensor.dtype, tensor.device]
+    return tuple(parts)
+
+
+def _find_route(call: _Call) -> _Route:
+    """Return the route of a call. Raise unless all of its arguments fit together."""
+    inputs = _checked_inputs(call.x, call.h0, call.transition, call.bias, call.signs, call.weight)
+    wanted = _common_dtype(inputs.rows, call.h0, call.transition, call.signs)
+    dtype = computed_in(wanted)
+    low_rank = takes_low_rank(call.transition, inputs.rows.shape[0], dtype)
+    bias_dtype = _bias_dtype(call.bias, call.nonlinearity, dtype)
+    sizes, count = inputs.steps
+    last_only = call.output == "last"
+    rounded = rounded_to(wanted)
+    spec = RolloutSpec(call.nonlinearity, sizes, count, call.memory, last_only, rounded)
+    return _Route(
+        wanted=wanted,
+        dtype=dtype,
+        bias_dtype=bias_dtype,
+        converts=computed_in(inputs.rows.dtype) != dtype,
+        low_rank=low_rank,
+        spec=spec,
+        serve=None,
+    )
+
+
+def _rows(x: Tensor | PackedSequence) -> Tensor:
+    """Return the inputs of all steps."""
+    if isinstance(x, PackedSequence):
+        return x.data
+    return x.flatten(0, 1)
+
+
+def _backend_for(
     rows: Tensor,
     h0: Tensor,
     transition: Transition,
@@ -179,8 +300,8 @@ def _serve(
     weight: Tensor | None,
     spec: RolloutSpec,
     backend: str,
-) -> tuple[Tensor, Tensor]:
-    """Run the recurrence by the backend that serves it."""
+) -> Callable[..., tuple[Tensor, Tensor]]:
+    """Return the function of the backend that serves."""
     sizes = spec.sizes
     request = Request(
         n=h0.shape[-1],
@@ -196,8 +317,7 @@ def _serve(
         compiling=torch.compiler.is_compiling(),
         index=rows.device.index,
     )
-    serve = dispatch.choose("rollout", backend, request).rollout
-    return serve(rows, h0, transition, bias, weight, spec)
+    return dispatch.choose("rollout", backend, request).rollout
 
 
 def _as_given(states: Tensor, x: Tensor | PackedSequence, n: int) -> Tensor | PackedSequence:
@@ -265,24 +385,20 @@ def _common_dtype(
     return wanted
 
 
-def _checked_bias(
-    bias: Tensor | None, nonlinearity: Activation, dtype: torch.dtype
-) -> Tensor | None:
-    """Return the bias as it is computed with. Raise unless it and f fit the dtype."""
+def _bias_dtype(bias: Tensor | None, nonlinearity: Activation, dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of the bias. Raise unless it and f fit that of the computation."""
     f = name_of(nonlinearity)
     if dtype.is_complex and f in NONLINEARITIES and not NONLINEARITIES[f].complex:
         names = ", ".join(repr(name) for name, other in NONLINEARITIES.items() if other.complex)
         raise ValueError(f"rollout: nonlinearity {f!r} has no complex form. Use one of {names}.")
-    if bias is None:
-        return None
-    if bias.is_complex() and (f == "modrelu" or not dtype.is_complex):
+    if bias is not None and bias.is_complex() and (f == "modrelu" or not dtype.is_complex):
         raise ValueError(f"rollout: bias must be real here, got {bias.dtype}.")
     if f != "modrelu" or not dtype.is_complex:
-        return bias.to(dtype)
+        return dtype
     # The threshold of modReLU is real. Compilers do not know dtype.to_real.
     if dtype == torch.complex128:
-        return bias.to(torch.float64)
-    return bias.to(torch.float32)
+        return torch.float64
+    return torch.float32
 
 
 def _checked_lengths(x: Tensor | PackedSequence, h0: Tensor, lengths: Tensor) -> Tensor:

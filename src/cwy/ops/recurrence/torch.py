@@ -13,13 +13,14 @@ from torch.autograd import Function
 
 from ..._torch import below_autograd, dispatch_mode_count, has_storage
 from .._library import define
-from .._precision import in_full_precision
+from .._precision import full_precision, in_full_precision
+from ..dispatch import is_plain_eager
 from . import chunks
 from .chunks import Gradients, Plan, Results, Saved
 from .convolved import gradient_like, rows_like, transition_of
 from .nonlinearities import NONLINEARITIES, named
 from .spec import Request, RolloutSpec, name_of
-from .steps import LOOPS, TORCH, Cell, StepLoops
+from .steps import LOOPS, TORCH, Cell, Chunk, StepLoops
 from .transition import FixedDiagonal, Transition
 
 
@@ -66,10 +67,20 @@ def rollout(
             spec = spec.without_backward()
     if _seen(given):
         results = _forward_op(x, h0, q, bias, weight, **_op_arguments(spec, loops))
+    elif _stores_everything(spec, weight):
+        results = _Stored.apply(x, h0, bias, spec, loops, *q)
     else:
         # An op's call takes apart a list of T sizes, twice, which is longer than a kernel runs.
         results = _Rollout.apply(x, h0, bias, weight, spec, loops, *q)
     return results[0], results[1]
+
+
+def _stores_everything(spec: RolloutSpec, weight: Tensor | None) -> bool:
+    """Return whether one chunk has all steps, all states are returned, and x is mapped already."""
+    if spec.memory != "store" or spec.last or weight is not None or not spec.step_count:
+        return False
+    # Rounded states leave those of full precision to be kept, unless z is.
+    return spec.rounded is None or not NONLINEARITIES[name_of(spec.nonlinearity)].keeps_z
 
 
 def _seen(tensors: list[Tensor]) -> bool:
@@ -168,20 +179,92 @@ class _Rollout(Function):
         if grad_states is None and grad_last is None:
             return None, None, None, None, None, None, *(None for _ in q)
         saved = Saved(x, h0, Results(states, hn, kept_z, starts), ctx.x_dtype)
-        grads = [g for g in (grad_states, grad_last) if g is not None]
-        batched = not all(has_storage(g) for g in grads)
-        if torch.is_grad_enabled() or batched:
-            plan = _planned(transition_of(q), bias, weight, spec, ctx.loops)
-            found = _differentiable_backward(h0, plan, saved, grad_states, grad_last)
-        elif _seen([*grads, states, h0]):
-            found = _call_backward_op(ctx, saved, q, bias, weight, grad_states, grad_last)
-        else:
-            transition = transition_of(q)
-            if len(q) > 1 and not ctx.needs_input_grad[-1]:
-                transition = FixedDiagonal(*q)
-            plan = _planned(transition, bias, weight, spec, ctx.loops)
-            found = _run_backward(h0, plan, saved, grad_states, grad_last)
+        found = _differentiate(ctx, saved, q, bias, weight, grad_states, grad_last)
         return found.x, found.h0, found.bias, found.weight, None, None, *found.transition
+
+
+def _differentiate(ctx, saved, q, bias, weight, grad_states, grad_last) -> Gradients:
+    """Return the gradients in the way that the caller of the backward pass needs."""
+    h0 = saved.h0
+    spec = ctx.spec
+    grads = [g for g in (grad_states, grad_last) if g is not None]
+    batched = not all(has_storage(g) for g in grads)
+    if torch.is_grad_enabled() or batched:
+        plan = _planned(transition_of(q), bias, weight, spec, ctx.loops)
+        return _differentiable_backward(h0, plan, saved, grad_states, grad_last)
+    if _seen([*grads, saved.results.states, h0]):
+        return _call_backward_op(ctx, saved, q, bias, weight, grad_states, grad_last)
+    plan = _planned(_learned(ctx, q), bias, weight, spec, ctx.loops)
+    return _run_backward(h0, plan, saved, grad_states, grad_last)
+
+
+def _learned(ctx, q: list[Tensor]) -> Transition:
+    """Return the transition, whose last tensor, a diagonal, may need no gradient."""
+    if len(q) > 1 and not ctx.needs_input_grad[-1]:
+        return FixedDiagonal(*q)
+    return transition_of(q)
+
+
+class _Stored(Function):
+    """The same in eager mode, for most calls: one chunk, and every state is stored."""
+
+    @staticmethod
+    def forward(ctx, x, h0, bias, spec, loops, *q):
+        transition = transition_of(list(q))
+        f = named(name_of(spec.nonlinearity), q[0])
+        rows = x.shape[0]
+        states = rows_like(h0, rows)
+        z = None
+        if f.keeps_z:
+            z = rows_like(h0, rows)
+        rounded = None
+        if spec.rounded is not None:
+            rounded = rows_like(h0, rows, spec.rounded)
+        with below_autograd(), full_precision(h0.device.type):
+            last = loops.run(
+                Cell(transition, f, bias),
+                spec.every_size,
+                x,
+                h0,
+                states=states,
+                z=z,
+                rounded=rounded,
+            )
+        ctx.save_for_backward(h0, bias, states, z, *q)
+        ctx.spec = spec
+        ctx.loops = loops
+        ctx.x_dtype = x.dtype
+        ctx.set_materialize_grads(False)
+        if rounded is not None:
+            return rounded, last
+        return states, last
+
+    @staticmethod
+    def backward(ctx, grad_states, grad_last):
+        h0, bias, states, z, *q = _saved_tensors(ctx)
+        if grad_states is None and grad_last is None:
+            return None, None, None, None, None, *(None for _ in q)
+        if torch.is_grad_enabled() or not is_plain_eager(grad_states, grad_last):
+            none = h0.new_empty(0, *h0.shape[1:])
+            results = Results(states, none, none, none)
+            if ctx.spec.rounded is not None:
+                results = results._replace(states=none, starts=states)
+            if z is not None:
+                results = results._replace(kept_z=z)
+            saved = Saved(None, h0, results, ctx.x_dtype)
+            found = _differentiate(ctx, saved, q, bias, None, grad_states, grad_last)
+            return found.x, found.h0, found.bias, None, None, *found.transition
+        f = named(name_of(ctx.spec.nonlinearity), q[0])
+        cell = Cell(_learned(ctx, q), f, bias)
+        deltas = rows_like(h0, states.shape[0])
+        dx = deltas
+        rounded = None
+        if ctx.x_dtype != h0.dtype:
+            dx = rounded = rows_like(h0, states.shape[0], ctx.x_dtype)
+        chunk = Chunk(ctx.spec.every_size, grad_states, deltas, states, z, rounded)
+        with full_precision(h0.device.type):
+            found = ctx.loops.adjoint(cell, chunk, before=h0, carry=h0[:0], grad_last=grad_last)
+        return dx, found.carry, found.bias, None, None, *found.transition
 
 
 def _call_backward_op(ctx, saved, q, bias, weight, grad_states, grad_last) -> Gradients:
