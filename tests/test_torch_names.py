@@ -49,6 +49,13 @@ def test_all_names_are_there():
     assert not missing or torch.version.cuda is None
 
 
+def test_forward_mode_is_noticed():
+    assert not _torch.forward_mode_is_active()
+    with torch.autograd.forward_ad.dual_level():
+        assert _torch.forward_mode_is_active()
+    assert not _torch.forward_mode_is_active()
+
+
 def test_no_other_file_uses_a_private_name_of_torch():
     private = re.compile(r"\btorch(\.\w+)*\._(?!_)\w+|from torch(\.\w+)* import .*\b_[a-zA-Z]\w*")
     root = Path(cwy.__file__).parent

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch._higher_order_ops.scan import scan, scan_op
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
 from torch.nn.modules.conv import _ConvNd as ConvNd
 from torch.nn.utils.parametrize import ParametrizationList
 from torch.utils._pytree import tree_map_only
@@ -32,6 +33,7 @@ __all__ = [
     "foreach_div",
     "foreach_mul_",
     "foreach_norm",
+    "forward_mode_is_active",
     "fourier_op",
     "fused_gru_cell",
     "fused_lstm_cell",
@@ -66,6 +68,11 @@ below_autograd: Any = torch._C._AutoDispatchBelowAutograd
 
 backward_number: Callable[[], int] = torch._C._current_graph_task_id
 """Return the number of the backward pass that runs in this thread, or -1 outside of one."""
+
+
+def forward_mode_is_active() -> bool:
+    """Return whether tensors may carry tangents of forward-mode AD."""
+    return forward_ad._current_level >= 0
 
 
 def saved_tensors_are_packed() -> bool:

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from .._torch import transform_is_active
+from .._torch import below_autograd, forward_mode_is_active, transform_is_active
 from ._precision import in_full_precision
 
 _library = torch.library.Library("cwy", "FRAGMENT")
@@ -14,6 +14,21 @@ _library = torch.library.Library("cwy", "FRAGMENT")
 def opaque() -> bool:
     """Return whether to call an opaque op: under a compiler, outside ``torch.func`` transforms."""
     return torch.compiler.is_compiling() and not transform_is_active()
+
+
+def _unless_undifferentiated(name: str, autograd: Callable) -> Callable:
+    """Return a call that goes past autograd where nothing is differentiated.
+
+    A compiled program calls its ops so: it has its own backward pass.
+    """
+
+    def call(*given: Any, **options: Any) -> Any:
+        if torch.is_grad_enabled() or forward_mode_is_active():
+            return autograd(*given, **options)
+        with below_autograd():
+            return getattr(torch.ops.cwy, name)(*given, **options)
+
+    return call
 
 
 def define(
@@ -37,6 +52,6 @@ def define(
     _library.define(schema, tags=torch.Tag.pt2_compliant_tag)
     _library.impl(name, in_full_precision(compute), "CompositeExplicitAutograd")
     if autograd is not None:
-        _library.impl(name, autograd, "Autograd")
+        _library.impl(name, _unless_undifferentiated(name, autograd), "Autograd")
     torch.library.register_fake(f"cwy::{name}", fake, lib=_library)
     return getattr(torch.ops.cwy, name)

@@ -11,7 +11,12 @@ import torch
 from torch import Tensor
 from torch.autograd.forward_ad import unpack_dual
 
-from .._torch import dispatch_mode_count, has_storage, transform_is_active
+from .._torch import (
+    dispatch_mode_count,
+    forward_mode_is_active,
+    has_storage,
+    transform_is_active,
+)
 
 
 def _never(*what: Any) -> str | None:
@@ -78,14 +83,10 @@ def is_plain_eager(*tensors: Tensor | None) -> bool:
     """
     if torch.compiler.is_compiling() or torch.jit.is_tracing():
         return False
-    if transform_is_active() or dispatch_mode_count() > 0:
+    if transform_is_active() or dispatch_mode_count() > 0 or forward_mode_is_active():
         return False
     for x in tensors:
-        if x is None:
-            continue
-        if type(x) not in _PLAIN or not has_storage(x):
-            return False
-        if unpack_dual(x).tangent is not None:
+        if x is not None and (type(x) not in _PLAIN or not has_storage(x)):
             return False
     return True
 

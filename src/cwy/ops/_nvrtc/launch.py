@@ -14,6 +14,12 @@ from torch import Tensor
 
 from ..._torch import gpu_index, gpu_stream
 from .compiler import Defines, Macros, arch, bindings, cubin, value_of
+from .driver import (
+    LaunchAttribute,
+    LaunchConfig,
+    driver_library,
+    launch_config,
+)
 from .structures import Structures
 
 Argument = Tensor | ctypes.Structure | int | float | None
@@ -67,36 +73,28 @@ class Kernel:
 
     def _config(
         self, grid: tuple[int, int], threads: int, cluster: int = 1, cooperative: bool = False
-    ) -> Any:
-        config = self._driver.CUlaunchConfig()
-        config.gridDimX, config.gridDimY = grid
-        config.gridDimZ = 1
-        config.blockDimX = threads
-        config.blockDimY = 1
-        config.blockDimZ = 1
-        config.sharedMemBytes = self._shared
+    ) -> LaunchConfig:
+        names = self._driver.CUlaunchAttributeID
         attributes = []
         if cluster > 1:
-            attribute = self._driver.CUlaunchAttribute()
-            attribute.id = self._driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-            attribute.value.clusterDim.x = cluster
-            attribute.value.clusterDim.y = 1
-            attribute.value.clusterDim.z = 1
-            attributes.append(attribute)
+            name = int(names.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION)
+            attributes.append(LaunchAttribute(name, (cluster, 1, 1)))
         if cooperative:
-            attribute = self._driver.CUlaunchAttribute()
-            attribute.id = self._driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
-            attribute.value.cooperative = 1
-            attributes.append(attribute)
-        config.attrs = attributes
-        config.numAttrs = len(attributes)
-        return config
+            name = int(names.CU_LAUNCH_ATTRIBUTE_COOPERATIVE)
+            attributes.append(LaunchAttribute(name, (1,)))
+        return launch_config(grid, threads, self._shared, attributes)
 
     def clusters(self, threads: int, cluster: int) -> int:
         """Return how many clusters of so many blocks run at once on this GPU."""
         _make_current(self._index)
         config = self._config((cluster, 1), threads, cluster)
-        return value_of(self._driver.cuOccupancyMaxActiveClusters(self._function, config))
+        count = ctypes.c_int()
+        status = driver_library().cuOccupancyMaxActiveClusters(
+            ctypes.addressof(count), int(self._function), ctypes.addressof(config)
+        )
+        if status != 0:
+            raise RuntimeError(f"CUDA: {self._driver.CUresult(status)!r}")
+        return count.value
 
     def blocks(self, threads: int) -> int:
         """Return how many blocks run at once on this GPU."""
@@ -124,11 +122,13 @@ class Kernel:
             cooperative: run all blocks at once, so that they may wait for each other, or fail.
         """
         config = self._config(grid, threads, cluster, cooperative)
+        config_address = ctypes.addressof(config)
         lock = self._lock
         index = self._index
-        function = self._function
-        enqueue = self._driver.cuLaunchKernelEx
-        lost = self._driver.CUresult.CUDA_ERROR_INVALID_CONTEXT
+        function = int(self._function)
+        enqueue = driver_library().cuLaunchKernelEx
+        errors = self._driver.CUresult
+        lost = int(errors.CUDA_ERROR_INVALID_CONTEXT)
 
         def launch(*args: Argument) -> None:
             if gpu_index() != index:
@@ -137,14 +137,15 @@ class Kernel:
                 return
             values = [_argument(arg) for arg in args]
             pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
+            address = ctypes.addressof(pointers)
             with lock:
-                config.hStream = gpu_stream(index)
-                (status,) = enqueue(config, function, ctypes.addressof(pointers), 0)
+                config.stream = gpu_stream(index)
+                status = enqueue(config_address, function, address, None)
                 if status == lost:
                     _make_current(index)
-                    (status,) = enqueue(config, function, ctypes.addressof(pointers), 0)
+                    status = enqueue(config_address, function, address, None)
             if status != 0:
-                raise RuntimeError(f"CUDA: {status!r}")
+                raise RuntimeError(f"CUDA: {errors(status)!r}")
 
         return launch
 

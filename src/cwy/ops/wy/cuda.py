@@ -430,6 +430,8 @@ def cwy_multiply(v: Tensor, x: Tensor, adjoint: bool) -> Tensor:
 
 def _with_batch(batch: torch.Size, *flat: Tensor) -> tuple[Tensor, ...]:
     """Return results of flattened matrices with the batch dimensions that these had."""
+    if len(batch) <= 1:
+        return flat
     return tuple(x.reshape(*batch, *x.shape[-2:]) for x in flat)
 
 

@@ -68,7 +68,9 @@ def _backend(v: Tensor):
 
 def _plain(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Return tensors laid out as the fake ones: contiguous, without a lazy conjugation."""
-    return tuple(x.resolve_conj().contiguous() for x in tensors)
+    if tensors[0].is_complex():
+        tensors = tuple(x.resolve_conj() for x in tensors)
+    return tuple(x.contiguous() for x in tensors)
 
 
 def _as_in_eager_mode(compute: Callable[..., Any]) -> Callable[..., Any]:
