@@ -105,6 +105,7 @@ class CudaSteps(StepLoops):
 
     name = "cuda"
     chunk = 1024
+    projects = True
 
     def run(
         self,
@@ -116,6 +117,7 @@ class CudaSteps(StepLoops):
         states: Tensor | None,
         z: Tensor | None,
         rounded: Tensor | None = None,
+        projected: Tensor | None = None,
     ) -> Tensor:
         end = h.new_empty(h.shape)
         _launch(
@@ -123,6 +125,7 @@ class CudaSteps(StepLoops):
             cell.transition,
             cell.f,
             sizes,
+            projected,
             one=x,
             bias=cell.bias,
             start=h,
@@ -224,9 +227,14 @@ def _transition_gradient(
     if isinstance(q, Formed):
         return (product(deltas, rest, heads),)
     assert isinstance(q, LowRank)
-    minus = -q.y
-    dw = product(deltas, rest @ minus, heads @ minus)
-    dy = torch.neg(product(inner, rest, heads).mT, out=minus.new_empty(minus.shape))
+    projected = chunk.projected
+    if projected is None:
+        dw = product(deltas, rest @ q.y, heads @ q.y)
+    else:
+        first = chunk.sizes[0]
+        dw = product(deltas, projected[first:], projected[:first])
+    dw = dw.neg_()
+    dy = torch.neg(product(inner, rest, heads).mT, out=q.y.new_empty(q.y.shape))
     if isinstance(q, FixedDiagonal):
         return dw, dy, None
     headed = heads.shape[0]

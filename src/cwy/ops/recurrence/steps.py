@@ -83,6 +83,7 @@ class Chunk(NamedTuple):
         states: of all steps.
         z: of all steps if f keeps it, or None.
         rounded: where the deltas go in half precision, or None.
+        projected: $Y^H h$ of the states before each step, if :meth:`StepLoops.run` wrote it.
     """
 
     sizes: list[int]
@@ -91,6 +92,7 @@ class Chunk(NamedTuple):
     states: Tensor
     z: Tensor | None
     rounded: Tensor | None = None
+    projected: Tensor | None = None
 
 
 class Adjoint(NamedTuple):
@@ -125,10 +127,12 @@ class StepLoops:
     Attributes:
         name: identifies them in the arguments of the op ``cwy::rollout``.
         chunk: steps of a chunk whose states are recovered.
+        projects: whether :meth:`run` can write $Y^H h$ of a transition in low-rank form.
     """
 
     name: str
     chunk: int
+    projects: bool = False
 
     def run(
         self,
@@ -140,6 +144,7 @@ class StepLoops:
         states: Tensor | None,
         z: Tensor | None,
         rounded: Tensor | None = None,
+        projected: Tensor | None = None,
     ) -> Tensor:
         """Run all steps from the states h.
 
@@ -151,6 +156,7 @@ class StepLoops:
             states: where the states go, None if they are not wanted.
             z: where z goes, None if it is not wanted.
             rounded: where the states go in half precision, None if they are not wanted.
+            projected: where $Y^H h$ of the state before each step goes, None if it is not wanted.
 
         Returns:
             The last state of each sequence, in memory of its own.
@@ -227,7 +233,9 @@ class TorchSteps(StepLoops):
         states: Tensor | None,
         z: Tensor | None,
         rounded: Tensor | None = None,
+        projected: Tensor | None = None,
     ) -> Tensor:
+        assert projected is None
         x = x.to(h.dtype)
         if states is None and (z is None or rounded is not None):
             states = rows_like(h, sum(sizes))

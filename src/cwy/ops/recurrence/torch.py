@@ -220,6 +220,9 @@ class _Stored(Function):
         rounded = None
         if spec.rounded is not None:
             rounded = rows_like(h0, rows, spec.rounded)
+        projected = None
+        if loops.projects and transition.reflections is not None and any(ctx.needs_input_grad):
+            projected = h0.new_empty(rows, transition.reflections)
         with below_autograd(), full_precision(h0.device.type):
             last = loops.run(
                 Cell(transition, f, bias),
@@ -229,8 +232,9 @@ class _Stored(Function):
                 states=states,
                 z=z,
                 rounded=rounded,
+                projected=projected,
             )
-        ctx.save_for_backward(h0, bias, states, z, *q)
+        ctx.save_for_backward(h0, bias, states, z, projected, *q)
         ctx.spec = spec
         ctx.loops = loops
         ctx.x_dtype = x.dtype
@@ -241,7 +245,7 @@ class _Stored(Function):
 
     @staticmethod
     def backward(ctx, grad_states, grad_last):
-        h0, bias, states, z, *q = _saved_tensors(ctx)
+        h0, bias, states, z, projected, *q = _saved_tensors(ctx)
         if grad_states is None and grad_last is None:
             return None, None, None, None, None, *(None for _ in q)
         if torch.is_grad_enabled() or not is_plain_eager(grad_states, grad_last):
@@ -261,7 +265,7 @@ class _Stored(Function):
         rounded = None
         if ctx.x_dtype != h0.dtype:
             dx = rounded = rows_like(h0, states.shape[0], ctx.x_dtype)
-        chunk = Chunk(ctx.spec.every_size, grad_states, deltas, states, z, rounded)
+        chunk = Chunk(ctx.spec.every_size, grad_states, deltas, states, z, rounded, projected)
         with full_precision(h0.device.type):
             found = ctx.loops.adjoint(cell, chunk, before=h0, carry=h0[:0], grad_last=grad_last)
         return dx, found.carry, found.bias, None, None, *found.transition

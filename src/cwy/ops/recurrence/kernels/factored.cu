@@ -7,7 +7,7 @@
 // and B exchanged.
 //
 // Buffers are single: whatever overwrites one was made from sums that all blocks, and all warps, had a part in after
-// reading it. In the adjoint, c of each step is kept in `inner`, if there is one.
+// reading it. The c that a step multiplies, forward or in the adjoint, is kept in `inner`, if there is one.
 //
 //   CLUSTER       blocks of a cluster
 //   SEQUENCES     sequences of a cluster
@@ -165,8 +165,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
       if (within < PAIRS)
         #pragma unroll
         for (int r = group; r < CLUSTER; r += 8) send(remote(scale, r), sum.scale, remote(whole, r));
-      if (MODE == ADJOINT && inner && it > 0) {
-        const int t = units.time(it - 1);
+      if (inner && (MODE == FORWARD || it > 0)) {
+        const int t = units.time(MODE == FORWARD ? it : it - 1);
         const long at = PACKED ? (long)of.offsets[t] : (long)t * of.batch;
         #pragma unroll
         for (int i = 0; i < 4; i++) {
