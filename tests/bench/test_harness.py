@@ -258,7 +258,8 @@ def test_on_a_gpu_all_that_is_here_passes_and_is_timed(bench, sizes, recorded, n
 
 def test_a_training_step_is_timed_for_every_kind_of_weight():
     entries = load("model").entries
-    rows = measured(entries, [(8, 2, 4), (8, 3, 2, 4)], context(torch.device("cpu"), 0), SHORT)
+    sizes = [(8, 2, 4), (8, 3, 2, 4), (8, 1, 4), (8, 8, 3, 2, 5)]
+    rows = measured(entries, sizes, context(torch.device("cpu"), 0), SHORT)
     assert {row.status for row in rows} <= {"ok", "skipped", "missing"}, [
         row.reason for row in rows
     ]
@@ -267,6 +268,9 @@ def test_a_training_step_is_timed_for_every_kind_of_weight():
         for kind in ("free", "cwy", "cwy together"):
             assert {(size, kind), (size, f"{kind} (autocast)")} <= timed
     assert ("8x2x4", "torch cayley") in timed
+    assert ("8x1x4", "cwy") in timed
+    recurrences = {entry for size, entry in timed if size == "8x8x3x2x5"}
+    assert recurrences == {"free", "free (autocast)", "cwy", "cwy (autocast)"}
 
 
 @pytest.mark.gpu

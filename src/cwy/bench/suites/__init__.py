@@ -114,11 +114,13 @@ BENCHES = {
         ),
         Bench(
             "model",
-            "A training step of D layers, in the modes that users run them.",
-            ("NxDxB", "NxLxDxB"),
-            "256x8x64,256x32x8x64",
-            "64x3x32",
-            gpu="256x24x512,1024x12x512,256x32x24x512",
+            "A training step of D layers, or of a recurrence of F features, as users run them.",
+            ("NxDxB", "NxLxDxB", "NxLxFxBxT"),
+            "256x1x64,256x8x64,256x32x8x64,128x128x10x32x100",
+            "64x3x32,64x64x10x8x20",
+            gpu="256x1x512,256x24x512,1024x12x512,256x32x24x512,32x32x10x32x1020,"
+            "190x190x10x128x1020,190x190x128x128x512,512x512x128x128x512,"
+            "1024x1024x128x128x512,2048x128x128x64x512",
             counts=False,
         ),
         Bench(
@@ -189,6 +191,7 @@ _EXAMPLES = {
     "NxBxT": "190x128x200",
     "NxLxBxT": "1024x128x64x20",
     "NxLxDxB": "256x32x24x512",
+    "NxLxFxBxT": "190x190x10x128x1020",
 }
 
 

@@ -1,7 +1,8 @@
-"""The benchmark ``model``: a whole training step of a stack of layers, as users write it.
+"""The benchmark ``model``: training steps of layers and of recurrences, as users write them.
 
-A step is the forward pass, the backward pass and a step of AdamW. The learning rate is 0, so that
-each step computes the same, and its loss can be compared with float64.
+A step of a stack is the forward pass, the backward pass and a step of AdamW. The learning rate is
+0, so that each step computes the same, and its loss can be compared with float64. For one layer,
+and for a recurrence, it is the forward and the backward pass.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch.nn.utils import parametrizations
 from ... import many
 from ..._torch import allow_compilations
 from ...api import orthogonal
+from ...nn import OrthogonalRNN
 from ...ops._linalg import double
 from ..harness.entry import Case, Entry, Group, gaussian
 from . import Size, Suite
@@ -46,6 +48,62 @@ class Stack:
     reflections: int | None
     depth: int
     batch: int
+
+    @property
+    def model(self) -> nn.Module:
+        """A new stack with free weights."""
+        layers = []
+        for _ in range(self.depth):
+            layers += [nn.Linear(self.units, self.units), nn.GELU()]
+        return nn.Sequential(*layers)
+
+    def input(self, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Draw the input."""
+        return gaussian(self.batch, self.units, dtype=dtype, device=device)
+
+    @property
+    def optimizes(self) -> bool:
+        """Whether a step of the optimizer is timed."""
+        return self.depth > 1
+
+
+@dataclass(frozen=True)
+class Recurrence:
+    """Describe a recurrent layer with ReLU.
+
+    Attributes:
+        units: N.
+        reflections: L.
+        features: the size of an input.
+        batch: the number of sequences.
+        steps: T.
+    """
+
+    units: int
+    reflections: int
+    features: int
+    batch: int
+    steps: int
+
+    def input(self, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Draw the input."""
+        return gaussian(self.steps, self.batch, self.features, dtype=dtype, device=device)
+
+    @property
+    def optimizes(self) -> bool:
+        """Whether a step of the optimizer is timed."""
+        return False
+
+
+class _States(nn.Module):
+    """Return the states of a recurrent layer."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)[0]
 
 
 @dataclass(frozen=True)
@@ -88,6 +146,16 @@ def _single(model: nn.Module, stack: Stack) -> None:
 
 def _together(model: nn.Module, stack: Stack) -> None:
     many.constrain(model, nn.Linear, reflections=stack.reflections)
+
+
+def _free_recurrence(given: Recurrence) -> nn.Module:
+    return nn.RNN(given.features, given.units, nonlinearity="relu")
+
+
+def _our_recurrence(given: Recurrence) -> nn.Module:
+    return OrthogonalRNN(
+        given.features, given.units, nonlinearity="relu", reflections=given.reflections
+    )
 
 
 def _torchs(orthogonal_map: str) -> Callable[[nn.Module, Stack], None]:
@@ -139,13 +207,42 @@ KINDS = (
 )
 
 
+@dataclass(frozen=True)
+class RecurrentKind:
+    """Describe a kind of recurrent layer.
+
+    Attributes:
+        name: as entries show it.
+        about: exactly what the layer is.
+        make: returns a new layer.
+        group, package: as of an entry.
+    """
+
+    name: str
+    about: str
+    make: Callable[[Recurrence], nn.Module]
+    group: Group
+    package: str
+
+
+RECURRENT_KINDS = (
+    RecurrentKind("free", "torch.nn.RNN with ReLU", _free_recurrence, "floor", "torch"),
+    RecurrentKind("cwy", "OrthogonalRNN with ReLU", _our_recurrence, "ours", "cwy"),
+)
+
+
 def baseline(size: Size, device: str) -> str:
     """Name the entry that the others are compared with."""
+    if len(size) == 5:
+        return "cwy"
     return "cwy together"
 
 
 def entries(size: Size) -> list[Entry]:
     """List every kind of weight in every mode."""
+    if len(size) == 5:
+        given = Recurrence(*size)
+        return [_recurrent_entry(given, kind, mode) for kind in RECURRENT_KINDS for mode in MODES]
     stack = _stack(size)
     found = []
     for kind in KINDS:
@@ -164,37 +261,69 @@ def _stack(size: Size) -> Stack:
 
 
 def _entry(stack: Stack, kind: Kind, mode: Mode) -> Entry:
-    def why_not(dtype: torch.dtype, device: torch.device) -> str | None:
-        if mode.compile is not None and stack.units < COMPILED:
-            return f"stacks below N = {COMPILED} are not compiled"
-        if mode.name == "reduce-overhead" and device.type != "cuda":
-            return "it is for GPUs"
-        return None
+    def make(dtype: torch.dtype, device: torch.device) -> Case:
+        model = stack.model.to(device=device, dtype=dtype)
+        kind.constrain(model, stack)
+        return _case(stack, model, mode, dtype, device)
 
-    name = kind.name
-    if mode.name != "eager":
-        name = f"{kind.name} ({mode.name})"
+    about = "a training step"
+    if not stack.optimizes:
+        about = "the forward and the backward pass"
     return Entry(
-        name,
-        f"a training step with {kind.about}: {mode.about}",
-        functools.partial(_case, stack, kind, mode),
+        _name(kind.name, mode),
+        f"{about} with {kind.about}: {mode.about}",
+        make,
         group=kind.group,
         package=kind.package,
         differentiable=False,
         gate=mode.autocast,
-        why_not=why_not,
+        why_not=functools.partial(_why_not, stack, mode),
     )
 
 
-def _case(stack: Stack, kind: Kind, mode: Mode, dtype: torch.dtype, device: torch.device) -> Case:
-    layers = []
-    for _ in range(stack.depth):
-        layers += [nn.Linear(stack.units, stack.units), nn.GELU()]
-    model = nn.Sequential(*layers).to(device=device, dtype=dtype)
-    kind.constrain(model, stack)
+def _recurrent_entry(given: Recurrence, kind: RecurrentKind, mode: Mode) -> Entry:
+    def make(dtype: torch.dtype, device: torch.device) -> Case:
+        model = _States(kind.make(given)).to(device=device, dtype=dtype)
+        return _case(given, model, mode, dtype, device)
+
+    return Entry(
+        _name(kind.name, mode),
+        f"the forward and the backward pass of {kind.about}: {mode.about}",
+        make,
+        group=kind.group,
+        package=kind.package,
+        differentiable=False,
+        gate=mode.autocast,
+        why_not=functools.partial(_why_not, given, mode),
+    )
+
+
+def _name(kind: str, mode: Mode) -> str:
+    if mode.name == "eager":
+        return kind
+    return f"{kind} ({mode.name})"
+
+
+def _why_not(
+    given: Stack | Recurrence, mode: Mode, dtype: torch.dtype, device: torch.device
+) -> str | None:
+    if mode.compile is not None and given.units < COMPILED:
+        return f"models below N = {COMPILED} are not compiled"
+    if mode.name == "reduce-overhead" and device.type != "cuda":
+        return "it is for GPUs"
+    return None
+
+
+def _case(
+    given: Stack | Recurrence,
+    model: nn.Module,
+    mode: Mode,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Case:
     exact = copy.deepcopy(model).double()
-    x = gaussian(stack.batch, stack.units, dtype=dtype, device=device)
-    step = _Step(model, mode, device)
+    x = given.input(dtype, device)
+    step = _Step(model, mode, device, optimizes=given.optimizes)
     for _ in range(WARM_UP):
         step(x)
     return Case(step, (x,), lambda x: exact(double(x)).square().mean(), None)
@@ -203,12 +332,15 @@ def _case(stack: Stack, kind: Kind, mode: Mode, dtype: torch.dtype, device: torc
 class _Step:
     """Take a training step, and return its loss."""
 
-    def __init__(self, model: nn.Module, mode: Mode, device: torch.device) -> None:
+    def __init__(
+        self, model: nn.Module, mode: Mode, device: torch.device, *, optimizes: bool
+    ) -> None:
         self._run: Callable[[Tensor], Tensor] = model
         if mode.compile is not None:
             allow_compilations(PROGRAMS)
             self._run = torch.compile(model, fullgraph=True, mode=mode.compile)
         self._optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, fused=True)
+        self._optimizes = optimizes
         self._mode = mode
         self._device = device
 
@@ -222,7 +354,8 @@ class _Step:
             with self._within():
                 loss = self._run(x.detach()).square().mean()
             loss.backward()
-            self._optimizer.step()
+            if self._optimizes:
+                self._optimizer.step()
             self._optimizer.zero_grad()
         return loss.detach().clone()
 
