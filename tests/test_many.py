@@ -309,6 +309,8 @@ def test_a_constrained_model_is_copied_loaded_and_baked():
     other.load_state_dict(model.state_dict())
     close(slopes(other, x), alone)
     torch.testing.assert_close(cwy.bake(copy.deepcopy(model))(x), alone[0])
+    program = torch.export.export(cwy.bake(model), (x,))
+    assert not [node for node in program.graph.nodes if "cwy" in str(node.target)]
 
 
 def test_a_constrained_model_compiles():

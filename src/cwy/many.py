@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.utils import parametrize
 
 from ._torch import backward_number, saved_tensors_are_packed, transform_is_active
 from .api import orthogonal
@@ -284,6 +285,9 @@ class _Stack:
         """Hand each map its weight, in a program that is being compiled."""
         first = self.members[0].map
         if not isinstance(first, ReflectionMap) or first.dtype.is_complex:
+            return
+        if not all(parametrize.is_parametrized(one.module, one.name) for one in self.members):
+            # The weights were baked since the stack was found.
             return
         v = torch.stack([member.free[0] for member in self.members])
         signs = torch.stack([cast(ReflectionMap, member.map).signs for member in self.members])

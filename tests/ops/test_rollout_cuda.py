@@ -266,10 +266,11 @@ def test_sequences_of_any_size_side_by_side(factors):
 
 
 @gpu
-def test_the_layer_is_served_and_compiles():
+@pytest.mark.parametrize(("n", "reflections"), [(96, None), (300, 16), (1100, 16)])
+def test_the_layer_is_served_and_compiles(n, reflections):
     from cwy import nn
 
-    layer = nn.OrthogonalRNN(8, 96, nonlinearity="abs").cuda()
+    layer = nn.OrthogonalRNN(8, n, nonlinearity="abs", reflections=reflections).cuda()
     x = torch.randn(30, 4, 8, device="cuda")
     whole = torch.compile(layer, fullgraph=True)
     torch.testing.assert_close(whole(x)[0], layer(x)[0])

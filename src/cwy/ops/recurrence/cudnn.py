@@ -22,6 +22,9 @@ _HELD_UNITS = 384
 
 def why_not(request: Request) -> str | None:
     """Return why torch's fused RNN can't serve, or None if it can."""
+    if request.compiling:
+        # The questions below are not for a compiler.
+        return "a compiler or exporter is tracing"
     reasons = []
     if request.device != "cuda":
         reasons.append(f"x is on {request.device}")
@@ -39,8 +42,6 @@ def why_not(request: Request) -> str | None:
         reasons.append("sequences end at different steps")
     if request.steps == 0:
         reasons.append("there is no step")
-    if request.compiling:
-        reasons.append("a compiler or exporter is tracing")
     if request.transformed is not None:
         reasons.append(request.transformed)
     return "; ".join(reasons) or None
