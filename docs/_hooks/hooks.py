@@ -7,6 +7,7 @@ import textwrap
 from pathlib import Path
 
 import griffe
+import record_numbers
 from latex2mathml.converter import convert
 from mkdocs.exceptions import PluginError
 
@@ -18,11 +19,11 @@ from cwy.experiments.report.panels import arrange
 from cwy.experiments.report.write import elements
 
 log = logging.getLogger("mkdocs.hooks")
-REPORT = r"{{ report (\w+) }}"
-BENCH = r"{{ bench (\w+) }}"
+REPORT = r"<!-- report (\w+) -->"
+"""What holds the place of a report, which is HTML, until Markdown is done."""
 DISPLAYS = {"div": "block", "span": "inline"}
 """How MathML shows a formula, by the element that arithmatex wraps it in."""
-RECORDS = Path(__file__).parent.parent / "results"
+RECORDS = record_numbers.RESULTS
 
 
 def methods_table() -> str:
@@ -54,7 +55,7 @@ def report(task: str) -> str:
 
 def on_post_build(config, **_) -> None:
     """Write the whole reports and draw the benchmarks into the site."""
-    for task in re.findall(REPORT, (Path(config["docs_dir"]) / "results.md").read_text()):
+    for task in sorted(path.name for path in RECORDS.iterdir() if (path / "notes.md").exists()):
         out = Path(config["site_dir"]) / "results" / task
         out.mkdir(parents=True, exist_ok=True)
         damaged: list[str] = []
@@ -74,17 +75,21 @@ def mathml(tex: str, display: str) -> str:
     return re.sub(rf"({before})<mo>(?=&#x02212;)", r'\1<mo form="prefix">', result)
 
 
-def on_page_markdown(markdown: str, **_) -> str:
-    """Fill in the table of methods, and what the benchmarks measured."""
+def on_page_markdown(markdown: str, page, **_) -> str:
+    """Fill in the numbers of records, the table of methods, and what the benchmarks measured."""
     rows = RECORDS / "bench"
-    markdown = markdown.replace("{{ methods }}", methods_table())
-    markdown = markdown.replace("{{ claims }}", benchmarks.claims(rows))
-    return re.sub(BENCH, lambda m: benchmarks.section(rows, m[1]), markdown)
+    macros = {
+        "bench": lambda name: benchmarks.section(rows, name),
+        "claims": lambda: benchmarks.claims(rows),
+        "methods": methods_table(),
+        "report": lambda task: f"<!-- report {task} -->",
+    }
+    return record_numbers.fill(markdown, page.file.src_path, macros)
 
 
 def on_page_content(content: str, **_) -> str:
     """Fill in the reports, the maths and the references between docstrings."""
-    content = re.sub(f"<p>{REPORT}</p>", lambda m: report(m[1]), content)
+    content = re.sub(REPORT, lambda m: report(m[1]), content)
     content = re.sub(
         r'<(span|div) class="arithmatex">\s*\\[(\[](.*?)\\[)\]]\s*</\1>',
         lambda m: mathml(html.unescape(m[2]).strip(), DISPLAYS[m[1]]),
