@@ -118,7 +118,7 @@ def test_numbers_typed_by_hand_are_found(numbers):
 
 @pytest.mark.gpu
 def test_a_recorded_step_trains():
-    test_examples_of_a_page_run(ROOT / "docs/index.md")
+    test_examples_of_a_page_run(ROOT / "docs/gpu.md")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
