@@ -1,12 +1,12 @@
-"""What the docs build calls: methods, maths, reports, benchmarks, and our docstrings' dialect."""
+"""What the docs build calls: numbers of records, methods, maths, reports and benchmarks."""
 
 import html
 import logging
 import re
-import textwrap
 from pathlib import Path
 
-import griffe
+import commands
+import math_font
 import record_numbers
 from latex2mathml.converter import convert
 from mkdocs.exceptions import PluginError
@@ -23,6 +23,8 @@ REPORT = r"<!-- report (\w+) -->"
 """What holds the place of a report, which is HTML, until Markdown is done."""
 DISPLAYS = {"div": "block", "span": "inline"}
 """How MathML shows a formula, by the element that arithmatex wraps it in."""
+FORMER = {"api.md": "api/index.md", "optimisers.md": "optimizers.md"}
+"""Pages by their former names. Links to those are redirected."""
 RECORDS = record_numbers.RESULTS
 
 
@@ -60,7 +62,15 @@ def on_post_build(config, **_) -> None:
         out.mkdir(parents=True, exist_ok=True)
         damaged: list[str] = []
         write(find_runs([RECORDS / task], damaged.append), out, damaged)
-    benchmarks.draw(RECORDS / "bench", Path(config["site_dir"]))
+    site = Path(config["site_dir"])
+    benchmarks.draw(RECORDS / "bench", site)
+    math_font.ship(site)
+    for former, name in FORMER.items():
+        address = name.replace(".md", ".html")
+        move = (
+            f'<meta http-equiv="refresh" content="0; url={address}"><a href="{address}">Moved</a>'
+        )
+        (site / former).with_suffix(".html").write_text(f"<!doctype html>{move}")
 
 
 def mathml(tex: str, display: str) -> str:
@@ -80,10 +90,13 @@ def on_page_markdown(markdown: str, page, **_) -> str:
     rows = RECORDS / "bench"
     macros = {
         "bench": lambda name: benchmarks.section(rows, name),
+        "cli": commands.reference,
         "claims": lambda: benchmarks.claims(rows),
         "methods": methods_table(),
         "report": lambda task: f"<!-- report {task} -->",
     }
+    for former, name in FORMER.items():
+        markdown = re.sub(rf"\]\(((?:\.\./)*){re.escape(former)}", rf"](\g<1>{name}", markdown)
     return record_numbers.fill(markdown, page.file.src_path, macros)
 
 
@@ -97,33 +110,17 @@ def on_page_content(content: str, **_) -> str:
         flags=re.DOTALL,
     )
     # Docstrings refer to each other as :func:`~cwy.ops.cwy_matrix`.
-    homes = {i.rpartition(".")[2]: i for i in re.findall(r'id="(cwy\.[\w.]+)"', content)}
+    here = {i.rpartition(".")[2]: i for i in re.findall(r'id="(cwy\.[\w.]+)"', content)}
 
     def reference(m: re.Match) -> str:
-        name = m[1].rpartition(".")[2]
-        if name in homes:
-            return f'<a href="#{homes[name]}"><code>{name}</code></a>'
-        return f"<code>{name}</code>"
+        name = m[1].removeprefix("~")
+        shown = f"<code>{name}</code>"
+        if m[1].startswith("~"):
+            shown = f"<code>{name.rpartition('.')[2]}</code>"
+        if not name.startswith("cwy."):
+            name = here.get(name, "")
+        if not name:
+            return shown
+        return f'<autoref identifier="{name}" optional>{shown}</autoref>'
 
-    return re.sub(r":(?:func|class|meth|data):<code>~?([\w.]+)</code>", reference, content)
-
-
-class Docstrings(griffe.Extension):
-    """Put our docstrings in griffe's words.
-
-    "Example:" is a section, a display its own paragraph, "Returns:" plain prose.
-    """
-
-    def on_object(self, *, obj: griffe.Object, **_) -> None:
-        """Rewrite the docstring of one object."""
-        if not obj.docstring:
-            return
-        text = re.sub(r"^Example:$", "Examples:", obj.docstring.value, flags=re.MULTILINE)
-        prose = r"^(Returns|References):\n((?:    .*\n?)+)"
-        text = re.sub(prose, _as_prose, text, flags=re.MULTILINE)
-        display = r"\n(\$\$.*?\$\$)(\n|$)"
-        obj.docstring.value = re.sub(display, r"\n\n\1\n\n", text, flags=re.DOTALL)
-
-
-def _as_prose(section: re.Match) -> str:
-    return f"**{section[1]}:** {textwrap.dedent(section[2])}"
+    return re.sub(r":(?:func|class|meth|data|mod):<code>(~?[\w.]+)</code>", reference, content)
