@@ -25,13 +25,15 @@ check: $(READY)  ## lint, types, import contract, docs
 	$(BIN)/pyrefly check
 	$(BIN)/lint-imports
 	$(BIN)/python docs/_hooks/record_numbers.py --check README.md
+	$(BIN)/python docs/_hooks/readme_figure.py --check
 	$(MAKE) docs
 
 docs: $(READY)  ## the documentation, into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-readme: $(READY)  ## the numbers in README, from the records
+readme: $(READY)  ## the numbers and the figure in README, from the records
 	$(BIN)/python docs/_hooks/record_numbers.py README.md
+	$(BIN)/python docs/_hooks/readme_figure.py
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
