@@ -51,7 +51,7 @@ PUBLIC = {
 }
 
 
-WITHOUT_TYPED_NUMBERS = ["docs/benchmarks.md"]
+WITHOUT_TYPED_NUMBERS = ["README.md", "docs/benchmarks.md", "docs/decisions/kernels.md"]
 """Pages in which every measured number is filled in from a record. Others follow."""
 
 
