@@ -9,7 +9,9 @@ import torch
 pytestmark = pytest.mark.slow
 
 PAGE = Path(__file__).parent.parent / "docs/recipes.md"
-BLOCKS = list(re.finditer(r"^```(py|python)\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE))
+BLOCKS = list(
+    re.finditer(r"^```(py|python)\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+)
 NAMES = [
     re.search(r"^import (\w+)", block[2], re.MULTILINE)[1] for block in BLOCKS if block[1] == "py"
 ]
