@@ -168,7 +168,7 @@ for code in blocks: "At the start; of code"
         "At the start there is a link, so this opening is inverted.",
         "A bullet is told apart from others.",
     ]
-    assert counted.words == 6 + 6 + 12 + 7
+    assert counted.words == 6 + 7 + 12 + 7
     assert len(counted.semicolons) == 1
     assert counted.inverted == ["At the start there is a link, so this opening is inverted."]
     assert counted.dialect == ["A bullet is told apart from others."]
@@ -182,8 +182,9 @@ def test_a_long_sentence_is_found_at_its_limit():
 
 def test_arguments_of_a_docstring_are_sentences_of_their_own():
     text = docstrings(
-        'def f(n):\n    """Return what is asked for.\n\n    Args:\n        n: how many there are to be.\n'
-        '            It counts from one.\n        m, k: two sizes at once here.\n    """\n'
+        'def f(n):\n    """Return what is asked for.\n\n    Args:\n'
+        "        n: how many there are to be.\n            It counts from one.\n"
+        '        m, k: two sizes at once here.\n    """\n'
     )
     assert sentences(text) == [
         "Return what is asked for.",
