@@ -153,7 +153,7 @@ def test_demo_stopped_leaves_nothing_behind(how, tmp_path):
             time.sleep(0.05)
         process.send_signal(how)
         _, err = process.communicate(timeout=60)
-    assert (process.returncode, err) == (128 + how, "cwy: stopped; nothing was written.\n")
+    assert (process.returncode, err) == (128 + how, "cwy: stopped, and nothing was written.\n")
     assert {path.name for path in tmp_path.rglob("*")} == {"work", "out"}
 
 

@@ -71,8 +71,8 @@ class Recurrent(nn.Module):
         symbols: whether x holds indices of symbols, which become unit vectors.
 
     Returns:
-        From ``x (T, B)`` of symbols or ``(T, B, inputs)``: ``y (T, B, outputs)``, or
-        ``(B, outputs)`` if only the last.
+        ``y (T, B, outputs)`` of ``x (T, B)``, symbols, or ``x (T, B, inputs)``. ``(B, outputs)`` if
+        only the last is wanted.
     """
 
     def __init__(

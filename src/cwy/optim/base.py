@@ -143,7 +143,7 @@ class StiefelOptimizer(KeepsPrecision):
             closure: computes the loss and the gradients anew.
 
         Returns:
-            What the closure returns, or None without one.
+            The value of the closure, or None without one.
         """
         loss = evaluate(closure)
         given = self._batches()
@@ -287,7 +287,7 @@ class StiefelOptimizer(KeepsPrecision):
                     )
 
     def _check_gradients(self, batch: Batch) -> None:
-        """Raise for entries that are not finite. By default this looks only on the CPU."""
+        """Raise for entries that are not finite, by default only on the CPU."""
         strict = batch.group["error_if_nonfinite"]
         if strict is None:
             strict = batch.params[0].is_cpu

@@ -87,8 +87,8 @@ class DTRIV(SkewMap):
 def move_bases(model: nn.Module) -> list[nn.Parameter]:
     r"""Move the base of every "dtriv" weight to where the weight is, and its free parameter to 0.
 
-    Call it after every K-th step of the optimizer. What the optimizer remembers of these parameters
-    (momentum, second moments) was measured from the old base. Drop it as below, or keep it as an
+    Call it after every K-th step of the optimizer. The optimizer's state of these parameters
+    (momentum, second moments) belongs to the old base. Drop it as below, or keep it as an
     approximation.
 
     Args:

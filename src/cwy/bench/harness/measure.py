@@ -58,7 +58,7 @@ class Plan:
 
     @property
     def device(self) -> torch.device:
-        """The device that is measured."""
+        """Return the device that is measured."""
         return torch.device(self.context.device)
 
 
@@ -82,7 +82,7 @@ class Ready:
 
     @property
     def complete(self) -> bool:
-        """Whether every kind of time has enough samples."""
+        """Return whether every kind of time has enough samples."""
         return all(len(timer.samples) >= FEWEST for timer in self.timers.values())
 
 
@@ -333,7 +333,7 @@ def prepare(entry: Entry, plan: Plan) -> Ready:
 def _graph(
     call: Callable[[], Any], expected: Any, device: torch.device, gate: torch.dtype
 ) -> Timer | str:
-    """Return a timer of a call as a CUDA graph or, if there is none, why not."""
+    """Return a timer of a call as a CUDA graph, or the reason why it cannot be captured."""
     try:
         with torch.cuda.device(device):
             captured = CapturedCall(call)

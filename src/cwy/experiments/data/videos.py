@@ -51,7 +51,7 @@ def cached(name: str, sources: Mapping[str, Path], make: Callable[[], Videos]) -
 
     Args:
         name: of the file in :func:`~.folders.frames_root`.
-        sources: every file that the frames are made of. Without any, the cache is taken as it is.
+        sources: every file that the frames are made of. If empty, the cache is taken as it is.
         make: decodes the sources.
     """
     path = _path(name)

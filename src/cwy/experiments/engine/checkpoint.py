@@ -113,7 +113,7 @@ class State:
         steps: int,
         say: Callable[[str], object],
     ) -> bool:
-        """Read the last whole checkpoint. Return False if there is none.
+        """Read the last whole checkpoint. Return False if no checkpoint is whole.
 
         Args:
             folder: of the checkpoints.
@@ -286,7 +286,7 @@ def parse(content: bytes) -> dict[str, Any]:
 
 
 def last(folder: Path, say: Callable[[str], object]) -> bytes:
-    """Return the newest checkpoint that is whole, or no bytes where there is none.
+    """Return the newest checkpoint that is whole, or no bytes.
 
     Damaged ones are reported to ``say``. If no checkpoint is whole, the call raises: no run is
     started again silently.
