@@ -57,7 +57,7 @@ class _Kernels(Settings):
         if method not in known:
             raise ValueError(
                 sentences(
-                    f"{call}: method {method!r} is none for kernels.",
+                    f"{call}: method {method!r} does not serve kernels.",
                     did_you_mean(method, known, cutoff=0.6),
                     f"Known: {', '.join(known)}.",
                 )
@@ -240,7 +240,8 @@ class ConvNERU(Images, _Kernels):
         """Run all steps.
 
         Args:
-            input: ``(T, B, C, H, W)``, or as ``batch_first`` says. ``(T, C, H, W)`` is unbatched.
+            input: ``(T, B, C, H, W)``, or ``(B, T, C, H, W)`` if ``batch_first``.
+                ``(T, C, H, W)`` is unbatched.
             hx: ``(num_layers, B, f, H, W)``, the first states. Zero by default.
             lengths: ``(B,)``, where sequences end. Output after that is zero, and no gradient comes
                 from there. If the states of a free kernel grow out of range there, it is NaN.

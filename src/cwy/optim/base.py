@@ -140,7 +140,7 @@ class StiefelOptimizer(KeepsPrecision):
         """Take one step.
 
         Args:
-            closure: computes the loss and the gradients anew.
+            closure: computes the loss and the gradients again.
 
         Returns:
             The value of the closure, or None without one.

@@ -87,7 +87,7 @@ def _description(title: str, about: str, published: Callable[[Config], str | Non
     )
 
 
-ABOUT = "The 784 pixels of a digit are read one by one, and its class is told from the last state."
+ABOUT = "The 784 pixels of a digit are read one by one, and the last state predicts its class."
 DESCRIPTIONS = {
     "mnist": _description(
         "Pixel-by-pixel MNIST",

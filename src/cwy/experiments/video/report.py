@@ -195,7 +195,7 @@ DESCRIPTIONS = {
         "KTH",
         "The paper, on the whole set (Table 4): T-CWY predicts best for every action; "
         "ConvLSTM has 3.26 M parameters and takes 8.7 GB, the others 0.72 M and 3.5 GB. "
-        "Its test l1 stands beside runs with its settings.",
+        "Its test l1 is next to runs with its settings.",
         {"action": ""},
         Column("the paper's, on the whole set", _published, "{:.1f}".format, "other settings"),
     ),
