@@ -9,6 +9,7 @@ import commands
 import math_font
 import record_numbers
 from latex2mathml.converter import convert
+from markupsafe import Markup
 from mkdocs.exceptions import PluginError
 
 import cwy
@@ -16,7 +17,6 @@ from cwy.bench.output import pages as benchmarks
 from cwy.experiments.report import find_runs, write
 from cwy.experiments.report.page import heading, section
 from cwy.experiments.report.panels import arrange
-from cwy.experiments.report.write import elements
 
 log = logging.getLogger("mkdocs.hooks")
 REPORT = r"<!-- report (\w+) -->"
@@ -46,13 +46,26 @@ def methods_table() -> str:
     return "\n".join(rows)
 
 
-def report(task: str) -> str:
-    """Write what `cwy report` shows of a task's committed runs, and a link to the whole page."""
-    runs = find_runs([RECORDS / task], log.warning)
-    shown = [f"<h3>{html.escape(heading(p))}</h3>{section(p, elements(p))}" for p in arrange(runs)]
-    link = f'<a href="results/{task}/report.html">Every run, with settings and environment</a>'
-    whole = f"<p>{link}</p>"
-    return f'<div class="report">{"".join(shown)}{whole}</div>'
+def report(task: str, home: str) -> str:
+    """Write what `cwy report` shows of a task's committed runs, and a link to the whole page.
+
+    The figures are files of the folder ``home``.
+    """
+    parts = []
+    for panel in arrange(find_runs([RECORDS / task], log.warning)):
+        shown = [
+            Markup(benchmarks.figure(f"{home}/{panel.slug}-{curve.name}.svg", curve.label))
+            for curve in panel.description.curves
+            if panel.drawn(curve)
+        ]
+        for picture in panel.description.pictures(panel.series):
+            path = f"{home}/{panel.slug}-{picture.name}"
+            image = Markup('<a class="figure" href="{0}"><img src="{0}" alt="{1}"></a>')
+            shown.append(image.format(path, picture.text))
+        parts.append(f'<h2 id="{panel.slug}">{html.escape(heading(panel))}</h2>')
+        parts.append(section(panel, shown))
+    link = f'<a href="{home}/report.html">Every run, with settings and environment</a>'
+    return f'<div class="report">{"".join(parts)}<p>{link}</p></div>'
 
 
 def on_post_build(config, **_) -> None:
@@ -67,10 +80,19 @@ def on_post_build(config, **_) -> None:
     math_font.ship(site)
     for former, name in FORMER.items():
         address = name.replace(".md", ".html")
-        move = (
-            f'<meta http-equiv="refresh" content="0; url={address}"><a href="{address}">Moved</a>'
-        )
-        (site / former).with_suffix(".html").write_text(f"<!doctype html>{move}")
+        move = f'<meta http-equiv="refresh" content="0; url={address}">'
+        text = f'<!doctype html>{move}<a href="{address}">Moved</a>'
+        (site / former).with_suffix(".html").write_text(text)
+    _check_api(site)
+
+
+def _check_api(site: Path) -> None:
+    """Raise unless every public name has a place on an API page."""
+    pages = "".join(page.read_text(encoding="utf-8") for page in (site / "api").glob("*.html"))
+    for part in (cwy.nn, cwy.ops, cwy.optim, cwy.parametrizations, cwy.init, cwy.compat):
+        for name in getattr(part, "__all__", ()):
+            if name != "METHODS" and f'id="{part.__name__}.{name}"' not in pages:
+                raise PluginError(f"no API page shows {part.__name__}.{name}")
 
 
 def mathml(tex: str, display: str) -> str:
@@ -90,6 +112,9 @@ def on_page_markdown(markdown: str, page, **_) -> str:
     rows = RECORDS / "bench"
     macros = {
         "bench": lambda name: benchmarks.section(rows, name),
+        "figure": benchmarks.figure,
+        "verdict": benchmarks.verdict,
+        "verdicts": lambda: benchmarks.summary(rows),
         "cli": commands.reference,
         "claims": lambda: benchmarks.claims(rows),
         "methods": methods_table(),
@@ -97,12 +122,15 @@ def on_page_markdown(markdown: str, page, **_) -> str:
     }
     for former, name in FORMER.items():
         markdown = re.sub(rf"\]\(((?:\.\./)*){re.escape(former)}", rf"](\g<1>{name}", markdown)
-    return record_numbers.fill(markdown, page.file.src_path, macros)
+    try:
+        return record_numbers.fill(markdown, page.file.src_path, macros)
+    except record_numbers.NumberError as error:
+        raise PluginError(str(error)) from error
 
 
 def on_page_content(content: str, **_) -> str:
     """Fill in the reports, the maths and the references between docstrings."""
-    content = re.sub(REPORT, lambda m: report(m[1]), content)
+    content = re.sub(REPORT, lambda m: report(m[1], m[1]), content)
     content = re.sub(
         r'<(span|div) class="arithmatex">\s*\\[(\[](.*?)\\[)\]]\s*</\1>',
         lambda m: mathml(html.unescape(m[2]).strip(), DISPLAYS[m[1]]),

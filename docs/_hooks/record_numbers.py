@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -163,6 +163,34 @@ def runs(pattern: str) -> Runs:
     return Runs(tuple(found))
 
 
+def record(folder: str, *keys: str) -> str:
+    """Return a text of the record of one run, as ``record("kth/running-tcwy-seed0", "device")``."""
+    found: Any = json.loads((RESULTS / folder / "record.json").read_text(encoding="utf-8"))
+    for key in keys:
+        found = found[key]
+    return found
+
+
+def data(folder: str, key: str) -> Any:
+    """Return what the record of a run knows of its data."""
+    return json.loads((RESULTS / folder / "record.json").read_text(encoding="utf-8"))["data"][key]
+
+
+def later_step(run: str) -> str:
+    """Write the median milliseconds per step of a video run, over its second half."""
+    steps = line("h200/video-speed", run)["step_ms"]
+    return fixed(median(steps[len(steps) // 2 :]), 0)
+
+
+def lines(labels: Mapping[str, str], cells: Sequence[str]) -> str:
+    """Write the rows of a table: of each label the cells, macros in which @ is the label's word."""
+    rows = []
+    for label, word in labels.items():
+        filled = [fill("{{ " + cell.replace("@", word) + " }}", label) for cell in cells]
+        rows.append(f"| {label} | {' | '.join(filled)} |")
+    return "\n".join(rows)
+
+
 def line(file: str, run: str) -> Mapping[str, Any]:
     """Return the record of one run, a line of ``results/bench/<file>.jsonl``."""
     text = (RESULTS / "bench" / f"{file}.jsonl").read_text(encoding="utf-8")
@@ -210,11 +238,15 @@ def fixed(value: float | Values, digits: int) -> str:
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "data": data,
+    "later_step": later_step,
     "line": line,
+    "lines": lines,
     "ms": ms,
     "paper": paper,
     "quoted": quoted,
     "ratio": ratio,
+    "record": record,
     "row": row,
     "runs": runs,
     "seconds": seconds,

@@ -41,17 +41,18 @@ def page(
 
 
 def heading(panel: Panel) -> str:
-    """Return what a panel is, and what it shows."""
-    return f"{panel.title}: {panel.finding}"
+    """Return what a panel is: the task and its sizes."""
+    return panel.title
 
 
 def section(panel: Panel, figures: Sequence[Markup]) -> Markup:
-    """Return a panel without its heading: what it is about, its table, its figures."""
+    """Return a panel without its heading: its finding, what it is about, table and figures."""
     note = ""
     if any(len(one.runs) > 1 for one in panel.series):
-        note = "Thick: the mean over seeds; thin: each seed."
+        note = "Thick lines with marks are means over seeds. Thin lines are single seeds."
     return render(
         "section.html",
+        finding=panel.finding,
         about=panel.description.about,
         summary=tables.summary(panel),
         figures=figures,
@@ -61,7 +62,7 @@ def section(panel: Panel, figures: Sequence[Markup]) -> Markup:
 
 def _title(panels: Sequence[Panel]) -> str:
     if len(panels) == 1:
-        return heading(panels[0])
+        return panels[0].title
     count = sum(len(panel.runs) for panel in panels)
     titles = list(dict.fromkeys(panel.description.title for panel in panels))
     return f"What {count} runs of {listed(titles)} show"

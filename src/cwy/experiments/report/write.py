@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from markupsafe import Markup
 
 from ... import _atomic
+from ..._figures import NARROW, WIDE, png, svg
 from . import figure
 from .describe import Picture
 from .markup import render
@@ -36,12 +37,12 @@ def write(runs: Sequence[Run], out: Path, damaged: Sequence[str] = ()) -> list[P
     for panel in panels:
         drawn = _figures(panel)
         for one in drawn:
-            figures[f"{one.name}.png"] = figure.png(one.figure)
-            figures[f"{one.name}.svg"] = figure.svg(one.figure).encode()
+            figures[f"{one.name}.png"] = png(one.wide)
+            figures[f"{one.name}.svg"] = svg(one.wide).encode()
+            figures[f"{one.name}-narrow.svg"] = svg(one.narrow).encode()
         shown = panel.description.pictures(panel.series)
         for picture in shown:
             pictures[f"{panel.slug}-{picture.name}"] = picture.content
-        # Drawn into the page last: that changes a figure's colors.
         inlined[panel.slug] = _elements(drawn, shown)
     files = {PAGE: page(panels, inlined, damaged).encode(), **figures, **pictures}
     for name, content in files.items():
@@ -49,17 +50,13 @@ def write(runs: Sequence[Run], out: Path, damaged: Sequence[str] = ()) -> list[P
     return [out / name for name in files]
 
 
-def elements(panel: Panel) -> list[Markup]:
-    """Return a panel's figures and pictures as elements of a page."""
-    return _elements(_figures(panel), panel.description.pictures(panel.series))
-
-
 @dataclass(frozen=True, slots=True)
 class _Drawn:
-    """A figure, the name of its files, and what it shows in words."""
+    """A figure in its two forms, the name of its files, and what it shows in words."""
 
     name: str
-    figure: Figure
+    wide: Figure
+    narrow: Figure
     text: str
 
 
@@ -68,7 +65,8 @@ def _figures(panel: Panel) -> list[_Drawn]:
     return [
         _Drawn(
             f"{panel.slug}-{curve.name}",
-            figure.draw(panel, curve),
+            figure.draw(panel, curve, WIDE),
+            figure.draw(panel, curve, NARROW),
             f"{panel.title}: {curve.label} over {curve.along_label}",
         )
         for curve in panel.description.curves
@@ -77,7 +75,11 @@ def _figures(panel: Panel) -> list[_Drawn]:
 
 
 def _elements(figures: Sequence[_Drawn], pictures: Sequence[Picture]) -> list[Markup]:
-    drawn = [figure.inline(one.figure, one.name, one.text) for one in figures]
+    drawn = []
+    for one in figures:
+        wide = figure.inline(one.wide, one.name, one.text, "wide")
+        narrow = figure.inline(one.narrow, f"{one.name}-narrow", one.text, "narrow")
+        drawn.append(wide + narrow)
     return [*drawn, *map(_image, pictures)]
 
 
