@@ -20,7 +20,7 @@ from .terminal import complaint, plainly
 with suppress(ImportError):
     import typer
 
-# What every command needs, and the extras of packages that only some need.
+# Packages that every command needs, and the extras of those that only some need.
 EXTRAS = ("typer", "rich")
 OPTIONAL = {
     "PIL": "video",

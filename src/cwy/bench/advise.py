@@ -365,7 +365,7 @@ PICKS: dict[str, Callable[[Candidate], bool]] = {
     "Fastest": lambda one: True,
     "Fastest as the weight of a layer, which forms Q": lambda one: one.how != WITHOUT_Q,
 }
-"""What is advised: the fastest candidate of each kind."""
+"""The advice names the fastest candidate of each kind."""
 
 
 def advice(asked: Asked, found: Sequence[Measurement]) -> str:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 with suppress(ImportError):
     import typer
 
-    # What several commands take.
+    # Options of several commands.
     Device = Annotated[str, typer.Option(metavar="NAME", help="cpu, cuda, cuda:1, …")]
     Dtype = Annotated[
         str,

@@ -351,7 +351,7 @@ def run_all(request: Request, folder: Path, console: Console) -> bool:
             effort = replace(chosen.effort, total=QUICK_SECONDS)
             chosen = replace(chosen, sizes=chosen.sizes[:-1] or chosen.sizes, effort=effort)
         found, stopped = measure(chosen, console)
-        # What the first benchmark chose holds for the others.
+        # The choices of the first benchmark hold for the others.
         request = replace(request, threads=torch.get_num_threads())
         everything += found
         if found:

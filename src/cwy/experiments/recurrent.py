@@ -147,7 +147,7 @@ def check_baseline(method: str, config: RecurrentConfig) -> None:
     for name in ("reflections", "init", "base_every"):
         if getattr(config, name) is not None:
             raise ConfigError(
-                f"{name} is a setting of orthogonal methods, and {method} is none. Leave it out."
+                f"{name} is a setting of orthogonal methods, which {method} is not. Leave it out."
             )
     if method == "rnn" and config.nonlinearity not in ("tanh", "relu"):
         raise ConfigError(

@@ -58,7 +58,7 @@ class KeepsPrecision(Optimizer):
     def _restore(self, p: Tensor, saved: dict[str, Any]) -> None:
         """Set the tensors of a parameter's state to those saved, in their own dtype."""
         for name, value in saved.items():
-            # Without a tensor nothing is set: reading the defaultdict would add an empty state.
+            # Only tensors are set: reading the defaultdict would add an empty state.
             if isinstance(value, Tensor):
                 self.state[p][name] = value.to(p.device, copy=True)
 

@@ -48,7 +48,7 @@ class DTRIV(SkewMap):
 
     def __init__(self, n: int, m: int | None = None, **like) -> None:
         super().__init__(n, m, **like)
-        # At least float32: a base rounded to half precision would not be orthogonal.
+        # The base is at least float32. Rounded to half precision it would not be orthogonal.
         dtype = torch.promote_types(self.dtype, torch.float32)
         base = torch.eye(n, dtype=dtype, device=self.device).repeat(*self.batch, 1, 1)
         self.register_buffer("base", base)

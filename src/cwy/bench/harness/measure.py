@@ -350,7 +350,7 @@ def _first(call: Callable[[], Any], device: torch.device, limit: float, what: st
     results = []
     seconds = clock(lambda: results.append(call()), device)
     if limit < seconds < 5 * limit:
-        # What is loaded on first use may have made it slow.
+        # Code that loads on first use may have made it slow.
         seconds = clock(call, device)
     if seconds > limit:
         raise TooSlow(f"one {what} took {seconds:.2g} s")

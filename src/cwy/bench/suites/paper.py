@@ -161,7 +161,7 @@ def _loop(size: Size) -> Entry:
         inputs, h0 = _reflections(size, dtype, device)
         return Case(partial(call, h0), inputs, partial(call, double(h0)), None)
 
-    about = "u, t = ops.wy_factors(v), then a loop of three products a step; autograd"
+    about = "u, t = ops.wy_factors(v), then a loop of three products per step, by autograd"
     return Entry("cwy, eager loop", about, make)
 
 
@@ -215,7 +215,7 @@ def _method(method: Method, size: Size, options: dict[str, int]) -> Entry:
     how = "Q formed"
     use = _formed
     if method.name == "cwy":
-        how = "by factors, or Q formed where that is faster"
+        how = "in low-rank form, or with Q formed if that is faster"
         use = _factored
     elif multiplies_without_q(method):
         how = "each step multiply(free, h)"

@@ -310,7 +310,8 @@ def _within(seconds: float, transfer: _Transfer) -> None:
         transfer.over.set()
     if thread.is_alive():
         raise OSError(
-            f"it took longer than {seconds:g} seconds. What has come is kept: fetch again to go on"
+            f"it took longer than {seconds:g} seconds. The bytes that arrived are kept: "
+            "fetch again to continue"
         )
     for error in errors:
         raise error
