@@ -9,8 +9,8 @@ import griffe
 class Docstrings(griffe.Extension):
     """Rewrite docstrings before they are parsed.
 
-    "Example:" is a section, a display its own paragraph, "Returns:" plain prose. Attributes become a
-    list, since several may share a line, as in "median, q1, q3: …".
+    "Example:" is a section, a display its own paragraph, "Returns:" plain prose. Attributes become
+    a list, since several may share a line, as in "median, q1, q3: …".
     """
 
     def on_package(self, *, pkg: griffe.Module, **_) -> None:

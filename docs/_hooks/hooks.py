@@ -53,11 +53,11 @@ def report(task: str, home: str) -> str:
     """
     parts = []
     for panel in arrange(find_runs([RECORDS / task], log.warning)):
-        shown = [
-            Markup(benchmarks.figure(f"{home}/{panel.slug}-{curve.name}.svg", curve.label))
-            for curve in panel.description.curves
-            if panel.drawn(curve)
-        ]
+        shown = []
+        for curve in panel.description.curves:
+            if panel.drawn(curve):
+                path = f"{home}/{panel.slug}-{curve.name}.svg"
+                shown.append(Markup(benchmarks.figure(path, curve.label)))  # noqa: S704
         for picture in panel.description.pictures(panel.series):
             path = f"{home}/{panel.slug}-{picture.name}"
             image = Markup('<a class="figure" href="{0}"><img src="{0}" alt="{1}"></a>')
@@ -68,13 +68,19 @@ def report(task: str, home: str) -> str:
     return f'<div class="report">{"".join(parts)}<p>{link}</p></div>'
 
 
+def finding(task: str) -> str:
+    """Return the sentence that a report has on a task of one panel."""
+    (panel,) = arrange(find_runs([RECORDS / task]))
+    return panel.finding
+
+
 def on_post_build(config, **_) -> None:
     """Write the whole reports and draw the benchmarks into the site."""
     for task in sorted(path.name for path in RECORDS.iterdir() if (path / "notes.md").exists()):
         out = Path(config["site_dir"]) / "results" / task
         out.mkdir(parents=True, exist_ok=True)
         damaged: list[str] = []
-        write(find_runs([RECORDS / task], damaged.append), out, damaged)
+        write(find_runs([RECORDS / task], damaged.append), out, damaged, pngs=False)
     site = Path(config["site_dir"])
     benchmarks.draw(RECORDS / "bench", site)
     math_font.ship(site)
@@ -113,6 +119,7 @@ def on_page_markdown(markdown: str, page, **_) -> str:
     macros = {
         "bench": lambda name: benchmarks.section(rows, name),
         "figure": benchmarks.figure,
+        "finding": finding,
         "verdict": benchmarks.verdict,
         "verdicts": lambda: benchmarks.summary(rows),
         "cli": commands.reference,

@@ -82,4 +82,6 @@ def _save(figure: Figure, kind: str, **options: Any) -> bytes:
     content = io.BytesIO()
     with rc_context(STYLE):
         figure.savefig(content, format=kind, **options)
+    # The layout stays as it is when the figure is saved in another format.
+    figure.set_layout_engine("none")
     return content.getvalue()

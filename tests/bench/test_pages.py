@@ -83,7 +83,7 @@ def test_claims_are_the_ratios_of_the_rows(records):
 
 def test_a_section_says_who_is_faster_and_what_was_not_measured(records, tmp_path):
     told = pages.section(records, "figure1c")
-    assert "### A CPU, 2 threads" in told
+    assert "## A CPU, 2 threads" in told
     takes = "cwy takes 5.00 ms forward + backward, 1.7 times matmul"
     takes += ", at 200% of the rate of matmul (forward)"
     assert f"At 64, {takes}. Faster: cayley (0.50×)." in told
@@ -92,10 +92,18 @@ def test_a_section_says_who_is_faster_and_what_was_not_measured(records, tmp_pat
     assert pages.section(records, "figure2") == "No record yet: `cwy bench figure2`."
     assert pages.claims(tmp_path / "nowhere") == "No record yet."
     pages.draw(records, tmp_path)
-    assert [path.name for path in (tmp_path / "benchmarks" / "here").iterdir()] == [
-        "figure1c-N.png"
-    ]
+    assert {path.name for path in (tmp_path / "benchmarks" / "here").iterdir()} == {
+        "figure1c-N.svg",
+        "figure1c-N-narrow.svg",
+    }
     assert f'<img src="{pages.picture("here", "figure1c", "N")}"' in told
+    assert told.count('media="(max-width: 600px)"') == 1
+
+
+def test_the_summary_says_where_ours_is_the_fastest(records):
+    (line,) = [line for line in pages.summary(records).splitlines() if "A CPU" in line]
+    assert "| 1.7× | 0.50× to 3.0× | `cayley` |" in line
+    assert ">in part</span>: at 1 of 2 sizes |" in line
 
 
 def test_the_limit_is_the_work_at_the_products_rate(records):

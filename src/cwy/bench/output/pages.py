@@ -51,10 +51,8 @@ def section(folder: Path, bench: str) -> str:
 def _panel_parts(place: str, bench: str, panel: Panel) -> Iterator[str]:
     title = f"{BENCHES[bench].about.rstrip('.')}, on {machine(panel.found[0].context)}"
     yield figure(picture(place, bench, panel.form), title)
-    views = []
-    for kind in KINDS:
-        if any(one.seconds(kind) for one in panel.found):
-            views.append(tables.overview(panel.found, panel.sizes, kind))
+    timed = [kind for kind in KINDS if any(one.seconds(kind) for one in panel.found)]
+    views = [tables.overview(panel.found, panel.sizes, kind) for kind in timed]
     for view in views:
         # The table of plain calls is open, what the kernels take by themselves folds.
         title = str(view.title)
@@ -130,7 +128,7 @@ def summary(folder: Path) -> str:
     The times are of plain calls, forward and backward. A range is over the sizes.
     """
     lines = [
-        "| benchmark | machine | sizes | ours ÷ free weights | fastest rival ÷ ours | fastest? |",
+        "| benchmark | machine | ours ÷ free | fastest rival ÷ ours | which | ours fastest? |",
         "|---|---|---|---|---|---|",
     ]
     for bench, title in TITLES.items():
@@ -142,9 +140,9 @@ def summary(folder: Path) -> str:
             cells = [
                 f"[{title}](benchmarks/{bench}.md)",
                 machine(found[0].context),
-                str(len(sizes)),
                 _span(floors),
                 _span(ratios),
+                ", ".join(dict.fromkeys(f"`{one.name}`" for one in compared if one.name)) or "–",
                 _verdict(list(ratios.values())),
             ]
             lines.append(f"| {' | '.join(cells)} |")
@@ -157,6 +155,7 @@ class _Compared:
 
     floor: float | None
     rival: float | None
+    name: str = ""
 
 
 def _at(bench: str, panel: Panel, size: Size) -> _Compared:
@@ -169,8 +168,11 @@ def _at(bench: str, panel: Panel, size: Size) -> _Compared:
     plain = None
     if floors:
         plain = base / floors[0]
-    others = [one.ranked / base for one in tables.rivals(found, ours) if one.ranked]
-    return _Compared(plain, min(others, default=None))
+    others = [(one.ranked / base, one.entry) for one in tables.rivals(found, ours) if one.ranked]
+    if not others:
+        return _Compared(plain, None)
+    ratio, name = min(others)
+    return _Compared(plain, ratio, name)
 
 
 def _verdict(ratios: Sequence[float]) -> str:

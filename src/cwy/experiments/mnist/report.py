@@ -80,7 +80,7 @@ def _description(title: str, about: str, published: Callable[[Config], str | Non
         ),
         columns=(
             Column("test accuracy at the end", lambda run: run.last("test", "accuracy"), percent),
-            Column("best of all test evaluations", lambda run: run.best("test", "accuracy"), percent),
+            Column("best test evaluation", lambda run: run.best("test", "accuracy"), percent),
         ),
         finding=_finding,
         published=published,

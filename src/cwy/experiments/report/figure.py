@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from markupsafe import Markup
 
-from ..._figures import INK, STYLE, WIDE, Layout, svg
+from ..._figures import INK, STYLE, WIDE, Layout
 from .describe import Curve, Series
 from .panels import Panel
 
@@ -66,6 +66,8 @@ MARKERS = "osD^vP*X<>hp"
 MARKS = 7
 """How many marks a curve has."""
 ACCURACIES = (0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.97, 0.98, 0.99, 0.995)
+
+
 def draw(panel: Panel, curve: Curve, layout: Layout = WIDE) -> Figure:
     """Draw a panel's figure of one metric."""
     from matplotlib import rc_context
@@ -110,8 +112,7 @@ def _height(shown: Sequence[Series], layout: Layout) -> float:
 
 def styles(series: Sequence[Series]) -> list[dict[str, Any]]:
     """Return a color and a mark per series. The first of a method has the method's color."""
-    taken = {COLORS[one.method] for one in series if one.method in COLORS}
-    spare = [color for color in MORE_COLORS if color not in taken]
+    taken = [COLORS[one.method] for one in series if one.method in COLORS]
     seen: set[str] = set()
     found = []
     for place, one in enumerate(series):
@@ -120,11 +121,19 @@ def styles(series: Sequence[Series]) -> list[dict[str, Any]]:
             width = 2.4
         color = COLORS.get(one.method)
         if color is None or one.method in seen:
-            color = spare[len(found) % len(spare)]
+            color = max(MORE_COLORS, key=lambda one: _distance(one, taken))
+            taken.append(color)
         seen.add(one.method)
         marker = MARKERS[place % len(MARKERS)]
         found.append({"color": color, "linewidth": width, "marker": marker})
     return found
+
+
+def _distance(color: str, others: Sequence[str]) -> float:
+    """Return how far a color is from the nearest of others, in red, green and blue."""
+    parts = [bytes.fromhex(one[1:]) for one in (color, *others)]
+    apart = [math.dist(parts[0], other) for other in parts[1:]]
+    return min(apart, default=math.inf)
 
 
 def _curves(axes: Axes, curve: Curve, series: Series, style: dict[str, Any]) -> None:
@@ -199,12 +208,11 @@ def _ticks(axes: Axes, curve: Curve) -> None:
                 axis.set_minor_formatter(NullFormatter())
 
 
-def inline(figure: Figure, name: str, text: str, kind: str) -> Markup:
-    """Return the figure as an element of a page, with the page's color and font and its own ids.
+def inline(drawn: str, name: str, text: str, kind: str) -> Markup:
+    """Return an SVG as an element of a page, with the page's color and font and its own ids.
 
     ``kind`` is the class of the element, "wide" or "narrow".
     """
-    drawn = svg(figure)
     drawn = re.sub(r"<style>.*?</style>", "", drawn, flags=re.DOTALL)
     drawn = drawn.replace("var(--ink)", "currentColor")
     drawn = drawn.replace("system-ui, sans-serif", "var(--font)")
