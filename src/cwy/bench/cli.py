@@ -40,7 +40,7 @@ with suppress(ImportError):
         ),
     ]
     Seed = Annotated[
-        int, typer.Option(metavar="INT", min=0, max=2**32 - 1, help="Draws every input.")
+        int, typer.Option(metavar="INT", min=0, max=2**32 - 1, help="Seed of every input.")
     ]
     Record = Annotated[
         str | None,
@@ -87,7 +87,7 @@ def _timed(bench: Bench) -> Callable[..., None]:
             str | None,
             typer.Option(
                 metavar="NAMES",
-                help="Entries that begin so, as in 'cwy,matrix_exp'.",
+                help="Entries by the start of their names, as in 'cwy,matrix_exp'.",
                 show_default="all",
             ),
         ] = None,
@@ -266,8 +266,8 @@ def advise(
 ) -> None:
     """Name the fastest method, number of reflections and backend on this machine, for one size.
 
-    It times a training step from the free parameters: the product with a batch of vectors or, with
-    --steps, a recurrence.
+    It times a training step from the free parameters: the product with a batch
+    of vectors or, with --steps, a recurrence.
     """
     from .advise import Question, ask, tell
     from .runner import measure

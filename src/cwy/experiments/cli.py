@@ -34,7 +34,7 @@ def demo(
         str, typer.Option(metavar="NAMES", help="Which networks take part.")
     ] = "cwy,exprnn,lstm",
     seed: Annotated[
-        int, typer.Option(metavar="INT", min=0, max=2**32 - 1, help="Draws weights and data.")
+        int, typer.Option(metavar="INT", min=0, max=2**32 - 1, help="Seed of weights and data.")
     ] = 0,
     iterations: Annotated[
         int | None,
@@ -129,7 +129,7 @@ def train(
         ),
     ] = None,
     seed: Annotated[
-        int, typer.Option(metavar="INT", min=0, max=2**32 - 1, help="Draws weights and data.")
+        int, typer.Option(metavar="INT", min=0, max=2**32 - 1, help="Seed of weights and data.")
     ] = 0,
     seeds: Annotated[
         int | None,
@@ -171,9 +171,9 @@ def train(
     `cwy resume` continues.
     Many GPUs: torchrun --nproc-per-node=K -m cwy train …
 
-    The exit status is 0 if the run finished, 1 if it failed, or if a task, method,
-    setting or device is unknown. It is 2 for an unknown option, 3 if the run
-    diverged, and 129, 130 or 143 if it was stopped and saved.
+    The exit status is 0 if the run finished, and 1 if it failed or if a task,
+    method, setting or device is unknown. It is 2 for an unknown option, 3 if the
+    run diverged, and 129, 130 or 143 if it was stopped and saved.
     """
 
     def start(console: Console, stop: Stop) -> int:
