@@ -160,5 +160,5 @@ def test_demo_stopped_leaves_nothing_behind(how, tmp_path):
 @pytest.mark.parametrize("name", BENCHES)
 def test_every_benchmark_says_what_its_options_mean(name):
     told = run(COMMAND, "bench", name, "--help", COLUMNS="200").stdout
-    for words in ("Sizes, in the form above.", "CPU threads.", "Draws every input."):
+    for words in ("Sizes, in the form above.", "CPU threads.", "Seed of every input."):
         assert words in told
