@@ -36,6 +36,10 @@ def _page(command: Any, name: str) -> str:
     text = re.sub(r"^# ", "## ", text, flags=re.MULTILINE)
     text = re.sub(r"\*\*Usage\*\*:\n\n```console\n\$ (.*)\n```", r"```\n\1\n```", text)
     text = re.sub(r"^\* `--help`.*\n", "", text, flags=re.MULTILINE)
-    # A name needs no type next to it, and a value in brackets no second pair.
-    text = re.sub(r" <(str|bool)>`", "`", text)
-    return re.sub(r"\[default: \((.*?)\)\]", r"[default: \1]", text).strip()
+    text = text.replace("**Options**:\n\n\n", "").removesuffix("**Options**:\n\n")
+    # A name needs no type next to it, and bounds are words.
+    text = re.sub(r" <[\w\[\]]+>`", "`", text)
+    text = re.sub(r"\[default: \((.*?)\)", r"[default: \1", text)
+    text = re.sub(r"x>=(\d+)", r"at least \1", text)
+    text = re.sub(r"(\d+)<=x<=(\d+)", r"\1 to \2", text)
+    return text.strip()

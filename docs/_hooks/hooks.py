@@ -25,6 +25,8 @@ DISPLAYS = {"div": "block", "span": "inline"}
 """How MathML shows a formula, by the element that arithmatex wraps it in."""
 FORMER = {"api.md": "api/index.md", "optimisers.md": "optimizers.md"}
 """Pages by their former names. Links to those are redirected."""
+LARGEST = 1_000_000
+"""The most bytes of a page."""
 RECORDS = record_numbers.RESULTS
 
 
@@ -60,10 +62,10 @@ def report(task: str, home: str) -> str:
                 shown.append(Markup(benchmarks.figure(path, curve.label)))  # noqa: S704
         for picture in panel.description.pictures(panel.series):
             path = f"{home}/{panel.slug}-{picture.name}"
-            image = Markup('<a class="figure" href="{0}"><img src="{0}" alt="{1}"></a>')
+            image = Markup('<a class="figure frames" href="{0}"><img src="{0}" alt="{1}"></a>')
             shown.append(image.format(path, picture.text))
         parts.append(f'<h2 id="{panel.slug}">{html.escape(heading(panel))}</h2>')
-        parts.append(section(panel, shown))
+        parts.append(section(panel, shown, described=not parts[1:]))
     link = f'<a href="{home}/report.html">Every run, with settings and environment</a>'
     return f'<div class="report">{"".join(parts)}<p>{link}</p></div>'
 
@@ -90,6 +92,9 @@ def on_post_build(config, **_) -> None:
         text = f'<!doctype html>{move}<a href="{address}">Moved</a>'
         (site / former).with_suffix(".html").write_text(text)
     _check_api(site)
+    for page in site.rglob("*.html"):
+        if page.stat().st_size > LARGEST:
+            raise PluginError(f"{page.relative_to(site)} is larger than {LARGEST} bytes.")
 
 
 def _check_api(site: Path) -> None:

@@ -19,7 +19,7 @@ STYLE: dict[str, Any] = {
     "axes.titlesize": 10.5,
     "svg.fonttype": "none",
     "svg.hashsalt": "cwy",
-    "path.simplify_threshold": 0.2,
+    "path.simplify_threshold": 0.4,
     **dict.fromkeys(
         ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK
     ),
@@ -44,7 +44,7 @@ class Layout:
 
 
 WIDE = Layout(8.2, stacked=False, letters=92)
-NARROW = Layout(4.1, stacked=True, letters=42)
+NARROW = Layout(4.1, stacked=True, letters=44)
 """For phones: its texts are as large on a screen of 390 pixels as those of WIDE on 1280."""
 
 
@@ -64,8 +64,9 @@ def svg(figure: Figure) -> str:
     drawn = _save(figure, "svg", metadata={"Date": None, "Creator": None}).decode()
     drawn = drawn[drawn.index("<svg") :].replace(INK, "var(--ink)")
     drawn = re.sub(r"<metadata>.*?</metadata>", "", drawn, flags=re.DOTALL)
-    drawn = re.sub(r"font: ([^;\"]*?)'DejaVu Sans'[^;\"]*", r"font: \1system-ui, sans-serif", drawn)
-    # A hundredth of a point is finer than any screen.
+    drawn = re.sub(r"'DejaVu Sans'[^;\"]*", "system-ui, sans-serif", drawn)
+    drawn = re.sub(r' transform="rotate\(-0 [^"]*"', "", drawn)
+    # A tenth of a point is finer than most screens.
     drawn = re.sub(r' (?:d|x|y|points)="[^"]*"', _rounded, drawn)
     opened = re.match(r"<svg[^>]*>", drawn)
     assert opened
@@ -73,7 +74,7 @@ def svg(figure: Figure) -> str:
 
 
 def _rounded(attribute: re.Match[str]) -> str:
-    return re.sub(r"(\.\d\d)\d+", r"\1", attribute[0])
+    return re.sub(r"(\.\d)\d+", r"\1", attribute[0])
 
 
 def _save(figure: Figure, kind: str, **options: Any) -> bytes:

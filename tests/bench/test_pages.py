@@ -130,7 +130,7 @@ def test_graphs_are_compared_with_graphs(records):
     path = records / "here" / "figure1c.csv"
     rows = [timed(one, both_graph=1e-3) if one.entry == "cwy" else one for one in read(path)]
     write(rows, path)
-    assert "40× to 900×; ours alone as a CUDA graph 200× to 4500× |" in pages.claims(records)
+    assert "40× to 900×; only ours as a CUDA graph 200× to 4500× |" in pages.claims(records)
     plain = row("exponential, no sync", "64", 1e-3, 2e-3, "ours")
     rival = timed(plain, both_graph=5e-4)
     waits = {"size": "128", "ungraphed": {"forward_graph": "it waits"}}
@@ -175,7 +175,7 @@ def test_only_what_is_alike_is_compared():
     ours, step = row("cwy", "8", 1.0, 2.0, "ours"), timed(row("a step", "8", 0.5, 9.0), both=None)
     told = tables.findings([ours, row("ormqr", "8", 0.5, 6.0)], "cwy")
     assert told.endswith(
-        "No rival is faster. Slower: ormqr (3.0×). Faster forward alone: ormqr (0.50×)."
+        "No rival is faster. Slower: ormqr (3.0×). Faster only forward: ormqr (0.50×)."
     )
     assert "Faster: a step (0.25×)" in tables.findings([ours, step], "cwy")
     loops = [

@@ -161,7 +161,7 @@ def _lines(panel: Panel, baseline: str, means: bool, layout: Layout) -> Figure:
         titles["both_graph"] = "Forward + backward, CUDA graph"
     entries = len({one.entry for one in panel.found if one.ranked})
     columns = _legend_columns(panel, layout)
-    legend = 0.19 * -(-entries // columns)
+    legend = 0.24 * -(-entries // columns)
     if layout.stacked:
         panes_high = 2.9 * len(kinds)
         grid = (len(kinds), 1)

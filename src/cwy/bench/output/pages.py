@@ -168,7 +168,12 @@ def _at(bench: str, panel: Panel, size: Size) -> _Compared:
     plain = None
     if floors:
         plain = base / floors[0]
-    others = [(one.ranked / base, one.entry) for one in tables.rivals(found, ours) if one.ranked]
+    others = []
+    for one in tables.rivals(found, ours):
+        # A mode, as in "cwy (compiled)", is compared with the same mode.
+        alike = one.entry.partition(" (")[2] == ours.partition(" (")[2]
+        if one.ranked and (alike or bench != "model"):
+            others.append((one.ranked / base, one.entry))
     if not others:
         return _Compared(plain, None)
     ratio, name = min(others)
@@ -296,7 +301,7 @@ def _graphs(both: Mapping[str, float], plain: Mapping[str, float], capturable: s
     if both:
         return f"; both as CUDA graphs ({capturable}) {_span(both)}"
     if plain:
-        return f"; ours alone as a CUDA graph {_span(plain)}"
+        return f"; only ours as a CUDA graph {_span(plain)}"
     return ""
 
 

@@ -56,7 +56,7 @@ def finding(series: Sequence[Series]) -> str:
         if not better:
             clause += " beat the no-memory baseline"
         clauses.append(clause)
-    return ", ".join(clauses)
+    return ". ".join(clauses)
 
 
 def _published(config: Config) -> str | None:

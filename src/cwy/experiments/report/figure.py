@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -81,7 +82,7 @@ def draw(panel: Panel, curve: Curve, layout: Layout = WIDE) -> Figure:
         axes.set_xscale(curve.along_scale)
         axes.set_yscale(curve.scale)
         for series, style in zip(shown, styles(shown), strict=True):
-            _curves(axes, curve, series, style)
+            _curves(axes, curve, series, style, seeds=not layout.stacked)
         if curve.baseline:
             level = curve.baseline.value(panel.config)
             label = f"{curve.baseline.label} ({curve.baseline.form(level)})"
@@ -98,16 +99,22 @@ def draw(panel: Panel, curve: Curve, layout: Layout = WIDE) -> Figure:
         for text in legend.get_texts():
             # A dollar in a name begins no formula.
             text.set_parse_math(False)
+            text.set_text(_wrapped(text.get_text(), layout))
     return figure
+
+
+def _wrapped(label: str, layout: Layout) -> str:
+    """Break a label that is longer than a line of the legend."""
+    return fill(label, layout.letters - 4, subsequent_indent="  ")
 
 
 def _height(shown: Sequence[Series], layout: Layout) -> float:
     """Return the height of a figure, so that a long legend takes no room from the curves."""
-    height = 3.0 + 0.2 * layout.width
-    if not shown:
-        return height
-    lines = math.ceil(len(shown) / _columns([one.label for one in shown], layout))
-    return height + 0.21 * max(0, lines - 2)
+    height = 3.3 + 0.17 * layout.width
+    # The count of seeds and the baseline are part of the legend.
+    labels = [f"{one.label} (3 seeds)" for one in shown] + ["baseline"]
+    lines = sum(_wrapped(label, layout).count("\n") + 1 for label in labels)
+    return height + 0.245 * (math.ceil(lines / _columns(labels, layout)) - 1)
 
 
 def styles(series: Sequence[Series]) -> list[dict[str, Any]]:
@@ -136,7 +143,8 @@ def _distance(color: str, others: Sequence[str]) -> float:
     return min(apart, default=math.inf)
 
 
-def _curves(axes: Axes, curve: Curve, series: Series, style: dict[str, Any]) -> None:
+def _curves(axes: Axes, curve: Curve, series: Series, style: dict[str, Any], seeds: bool) -> None:
+    """Draw the mean of a series with marks and, if asked, each of its seeds."""
     curves = [run.curve(curve.split, curve.metric, curve.along) for run in series.runs]
 
     def line(x: Sequence[float], y: Sequence[float], **style: Any) -> None:
@@ -147,6 +155,8 @@ def _curves(axes: Axes, curve: Curve, series: Series, style: dict[str, Any]) -> 
         line(x, y, label=series.label, markevery=_marked(x, series.label), **style)
         return
     for x, y in curves:
+        if not seeds:
+            break
         thin = {**style, "linewidth": 0.8, "alpha": 0.45}
         if len(x) > 1:
             # A line of one point is invisible without its mark.

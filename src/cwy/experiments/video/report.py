@@ -130,8 +130,8 @@ def _pictures(series: Sequence[Series]) -> list[Picture]:
         "each method"
     )
     return [
-        Picture("frames.png", picture(strips), f"{text}."),
-        Picture("frames.gif", animation(strips), f"{text}, in motion."),
+        Picture("frames.webp", picture(strips), f"{text}."),
+        Picture("moving.webp", animation(strips), f"{text}, in motion."),
     ]
 
 
