@@ -329,7 +329,7 @@ def markdown(view: Table) -> str:
     """Write a table of the terminal as one of Markdown."""
     columns = []
     for column in view.columns:
-        heading = str(column.header).replace("\n", " ")
+        heading = str(column.header).replace("\nx", "x").replace("\n", " ")
         columns.append([heading, *map(str, column.cells)])
     heading, *rows = zip(*columns, strict=True)
     lines = [heading, ["---", *["---:"] * (len(columns) - 1)], *rows]
