@@ -128,7 +128,7 @@ def summary(folder: Path) -> str:
     The times are of plain calls, forward and backward. A range is over the sizes.
     """
     lines = [
-        "| benchmark | machine | ours ÷ free | fastest rival ÷ ours | which | ours fastest? |",
+        "| benchmark | machine | ours fastest? | ours ÷ free | fastest rival ÷ ours | which |",
         "|---|---|---|---|---|---|",
     ]
     for bench, title in TITLES.items():
@@ -140,10 +140,10 @@ def summary(folder: Path) -> str:
             cells = [
                 f"[{title}](benchmarks/{bench}.md)",
                 machine(found[0].context),
+                _verdict(list(ratios.values())),
                 _span(floors),
                 _span(ratios),
                 ", ".join(dict.fromkeys(f"`{one.name}`" for one in compared if one.name)) or "–",
-                _verdict(list(ratios.values())),
             ]
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
