@@ -24,7 +24,7 @@ class Docstrings(griffe.Extension):
         if not obj.docstring:
             return
         text = re.sub(r"^Example:$", "Examples:", obj.docstring.value, flags=re.MULTILINE)
-        prose = r"^(Returns|References):\n((?:    .*\n?)+)"
+        prose = r"^(Returns|Yields|References):\n((?:    .*\n?)+)"
         text = re.sub(prose, _as_prose, text, flags=re.MULTILINE)
         attributes = r"^Attributes:\n((?:(?:    .*)?\n?)+)"
         text = re.sub(attributes, _as_list, text, flags=re.MULTILINE)

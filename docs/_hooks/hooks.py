@@ -54,16 +54,22 @@ def report(task: str, home: str) -> str:
     The figures are files of the folder ``home``.
     """
     parts = []
-    for panel in arrange(find_runs([RECORDS / task], log.warning)):
+    panels = arrange(find_runs([RECORDS / task], log.warning))
+    for panel in sorted(panels, key=lambda panel: -len(panel.runs)):
         shown = []
         for curve in panel.description.curves:
             if panel.drawn(curve):
                 path = f"{home}/{panel.slug}-{curve.name}.svg"
-                shown.append(Markup(benchmarks.figure(path, curve.label)))  # noqa: S704
+                image = Markup(benchmarks.figure(path, curve.label))  # noqa: S704
+                if shown:
+                    # The first figure is open, the others fold.
+                    fold = Markup("<details><summary>{}</summary>{}</details>")
+                    image = fold.format(f"Figure: {curve.label}", image)
+                shown.append(image)
         for picture in panel.description.pictures(panel.series):
             path = f"{home}/{panel.slug}-{picture.name}"
-            image = Markup('<a class="figure frames" href="{0}"><img src="{0}" alt="{1}"></a>')
-            shown.append(image.format(path, picture.text))
+            frames = Markup('<a class="figure frames" href="{0}"><img src="{0}" alt="{1}"></a>')
+            shown.append(frames.format(path, picture.text))
         parts.append(f'<h2 id="{panel.slug}">{html.escape(heading(panel))}</h2>')
         parts.append(section(panel, shown, described=not parts[1:]))
     link = f'<a href="{home}/report.html">Every run, with settings and environment</a>'

@@ -39,4 +39,5 @@ def _with_italics(used: set[str]) -> set[str]:
             found.add(chr(0x1D6E2 + ord(letter) - ord("Α")))
         if "α" <= letter <= "ω":
             found.add(chr(0x1D6FC + ord(letter) - ord("α")))
-    return found | set("ℎϵϕϱ∂")
+    # Browsers draw roots, fences and accents from glyphs that the formulas do not spell out.
+    return found | set("ℎϵϕϱ∂√‖|∣∥()[]{}⟨⟩‾¯^~")

@@ -103,7 +103,7 @@ def test_a_section_says_who_is_faster_and_what_was_not_measured(records, tmp_pat
 def test_the_summary_says_where_ours_is_the_fastest(records):
     (line,) = [line for line in pages.summary(records).splitlines() if "A CPU" in line]
     assert "| 1.7× | 0.50× to 3.0× | `cayley` |" in line
-    assert ">in part</span>: at 1 of 2 sizes |" in line
+    assert ">in part</span>: at 1 of 2 sizes | 1.7×" in line
 
 
 def test_the_limit_is_the_work_at_the_products_rate(records):

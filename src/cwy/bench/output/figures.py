@@ -198,8 +198,10 @@ def _legend_columns(panel: Panel, layout: Layout) -> int:
 def _label(axes: Axes, axis: _Axis, crowded: bool) -> None:
     ticks = list(axis.places.values())
     apart = 1.3
-    if crowded:
+    if crowded and len(ticks) > 6:
         apart = 2.2
+    elif crowded:
+        apart = 1.9
     axes.set(yscale="log", xlabel=axis.label or axis.letter.replace("x", " × "))
     if axis.logarithmic:
         axes.set_xscale("log")

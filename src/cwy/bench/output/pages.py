@@ -128,7 +128,7 @@ def summary(folder: Path) -> str:
     The times are of plain calls, forward and backward. A range is over the sizes.
     """
     lines = [
-        "| benchmark | machine | ours ÷ free | fastest rival ÷ ours | which | ours fastest? |",
+        "| benchmark | machine | ours fastest? | ours ÷ free | fastest rival ÷ ours | which |",
         "|---|---|---|---|---|---|",
     ]
     for bench, title in TITLES.items():
@@ -140,10 +140,10 @@ def summary(folder: Path) -> str:
             cells = [
                 f"[{title}](benchmarks/{bench}.md)",
                 machine(found[0].context),
+                _verdict(list(ratios.values())),
                 _span(floors),
                 _span(ratios),
                 ", ".join(dict.fromkeys(f"`{one.name}`" for one in compared if one.name)) or "–",
-                _verdict(list(ratios.values())),
             ]
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -329,7 +329,7 @@ def markdown(view: Table) -> str:
     """Write a table of the terminal as one of Markdown."""
     columns = []
     for column in view.columns:
-        heading = str(column.header).replace("\n", " ")
+        heading = str(column.header).replace("\nx", "x").replace("\n", " ")
         columns.append([heading, *map(str, column.cells)])
     heading, *rows = zip(*columns, strict=True)
     lines = [heading, ["---", *["---:"] * (len(columns) - 1)], *rows]

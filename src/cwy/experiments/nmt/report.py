@@ -156,7 +156,7 @@ DESCRIPTIONS = {
         ),
         columns=(
             Column("held-out loss per word", _last("loss"), "{:.3f}".format),
-            Column("held-out perplexity", _last("held-out perplexity"), "{:.4g}".format),
+            Column("held-out perplexity", _last("perplexity"), "{:.4g}".format),
             Column("loss as the paper counts", _last("paper_loss"), "{:.3f}".format),
             Column("perplexity as the paper counts", _last("paper_perplexity"), "{:.4g}".format),
             Column("BLEU", _last("bleu"), "{:.1f}".format),
