@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/ready
 CUDA := $(shell find src -name '*.cu' -o -name '*.cuh')
 
-.PHONY: help demo test test-fast check docs clean
+.PHONY: help demo test test-fast check docs readme clean
 
 help:  ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -24,10 +24,16 @@ check: $(READY)  ## lint, types, import contract, docs
 	$(BIN)/clang-format --dry-run --Werror $(CUDA)
 	$(BIN)/pyrefly check
 	$(BIN)/lint-imports
+	$(BIN)/python docs/_hooks/record_numbers.py --check README.md
+	$(BIN)/python docs/_hooks/readme_figure.py --check
 	$(MAKE) docs
 
 docs: $(READY)  ## the documentation, into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+readme: $(READY)  ## the numbers and the figure in README, from the records
+	$(BIN)/python docs/_hooks/record_numbers.py README.md
+	$(BIN)/python docs/_hooks/readme_figure.py
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

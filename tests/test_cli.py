@@ -153,12 +153,12 @@ def test_demo_stopped_leaves_nothing_behind(how, tmp_path):
             time.sleep(0.05)
         process.send_signal(how)
         _, err = process.communicate(timeout=60)
-    assert (process.returncode, err) == (128 + how, "cwy: stopped; nothing was written.\n")
+    assert (process.returncode, err) == (128 + how, "cwy: stopped, and nothing was written.\n")
     assert {path.name for path in tmp_path.rglob("*")} == {"work", "out"}
 
 
 @pytest.mark.parametrize("name", BENCHES)
 def test_every_benchmark_says_what_its_options_mean(name):
     told = run(COMMAND, "bench", name, "--help", COLUMNS="200").stdout
-    for words in ("Sizes, in the form above.", "CPU threads.", "Draws every input."):
+    for words in ("Sizes, in the form above.", "CPU threads.", "Seed of every input."):
         assert words in told

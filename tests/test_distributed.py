@@ -58,11 +58,11 @@ def batch(step):
 
 
 def train(model, rows):
-    optimiser = cwy.optim.for_model(model, lr=1e-2)
+    optimizer = cwy.optim.for_model(model, lr=1e-2)
     for step in range(STEPS):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         model(batch(step)[rows]).square().sum(-1).mean().backward()
-        optimiser.step()
+        optimizer.step()
 
 
 def weights(model):

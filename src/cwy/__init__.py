@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .many import constrain, together
     from .registry import METHODS
 
-# Where each name is found, empty for a module. METHODS is complete once its methods are imported.
+# The home of each name, empty for a module. METHODS is complete once its methods are imported.
 _HOME = {
     "METHODS": "parametrizations",
     "bake": "api",

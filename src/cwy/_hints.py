@@ -27,7 +27,7 @@ def did_you_mean(name: object, known: Iterable[str], *, count: int = 2, cutoff: 
 
 
 def suggest(names: Iterable[str]) -> str:
-    """Return "Did you mean 'a' or 'b'?" for these names, or an empty string if there are none."""
+    """Return "Did you mean 'a' or 'b'?" for these names, or an empty string without any."""
     quoted = [repr(name) for name in names]
     if not quoted:
         return ""

@@ -1,8 +1,8 @@
 """Give torch's private names a home, and each a word for what it asks.
 
 Torch may drop or change these names in any release. ``tests/test_torch_names.py`` checks that each
-is there and means what this file says. Most are plain aliases: a call costs what torch's own costs,
-and a compiler recognizes them.
+is there and means what this file states. Most are plain aliases, which cost what torch's own cost
+and which a compiler recognizes.
 """
 
 from __future__ import annotations

@@ -66,11 +66,11 @@ def orthogonal(
         method: a name in :data:`cwy.METHODS`. "cwy" on a weight that is not square is T-CWY.
         reflections: L of the methods by reflections. All by default.
         init: "random", "nearest" (the weight's polar factor), "haar", "identity", "henaff",
-            "helfrich", "helfrich-exp", or the matrix itself. By default a weight that is orthogonal
-            and reachable is kept. One with an :func:`~cwy.orthogonality_error` of at most 0.1 takes
-            its polar factor. Any other is replaced by "random". A warning states when a weight with
-            an error below 0.5 is replaced, unless its singular values vary as much as those of a
-            random matrix.
+            "helfrich", "helfrich-exp", or the matrix itself. The default keeps a weight that is
+            orthogonal and reachable. One with an :func:`~cwy.orthogonality_error` of at most 0.1
+            takes its polar factor. Any other is replaced by "random". A warning states when a
+            weight with an error below 0.5 is replaced, unless its singular values vary as much as
+            those of a random matrix.
         length: the norm of the vectors of the methods by reflections, at the start and after an
             assignment: a number, "matched" or "raw". "matched", the default, lets Adam move the
             weight as far as a free one at the same learning rate. "raw" leaves Gaussian vectors as
@@ -208,7 +208,7 @@ def find_weight(module: nn.Module, name: str) -> Tensor:
         raise ValueError(f"orthogonal: {layer}.{name} has no shape yet. Run the module once first.")
     if weight is None:
         matrices = [key for key, parameter in own.items() if parameter.dim() > 1]
-        hint = "It has no matrix parameter of its own; pass the layer that has."
+        hint = "It has no matrix parameter of its own. Pass the layer that has."
         if matrices:
             hint = f"It has {', '.join(matrices)}."
         raise ValueError(f"orthogonal: {layer} has no parameter {name!r}. {hint}")
@@ -253,7 +253,7 @@ def _check_memory(method: str, name: str, weight: Tensor) -> None:
         )
 
 
-# The options of torch's and geotorch's functions, and what stands for them here.
+# The options of torch's and geotorch's functions, and what to use here instead.
 _ELSEWHERE = {
     "orthogonal_map": (
         "Name the map by method=, or call cwy.compat.orthogonal, which has torch's signature."

@@ -20,7 +20,7 @@ from .terminal import complaint, plainly
 with suppress(ImportError):
     import typer
 
-# What every command needs, and the extras of packages that only some need.
+# Packages that every command needs, and the extras of those that only some need.
 EXTRAS = ("typer", "rich")
 OPTIONAL = {
     "PIL": "video",
@@ -45,7 +45,7 @@ def info(
         typer.Option("--n", metavar="N", min=1, help="Ask about a recurrence of N units."),
     ] = None,
     reflections: Annotated[
-        int | None, typer.Option(metavar="L", min=1, help="Its reflections; all by default.")
+        int | None, typer.Option(metavar="L", min=1, help="Its reflections, by default all.")
     ] = None,
     batch: Annotated[int, typer.Option(metavar="B", min=1, help="Its batch size.")] = 128,
     steps: Annotated[int, typer.Option(metavar="T", min=1, help="Its steps.")] = 512,
@@ -61,10 +61,10 @@ def info(
         str, typer.Option(metavar="MODE", help="store, checkpoint or reversible.")
     ] = "store",
 ) -> None:
-    """Versions, devices, methods, and which backend serves each op here, and why.
+    """Print versions, devices, methods, and which backend serves each op here, and why.
 
-    With --n, which backend serves one recurrence on each device here, and why
-    the others are passed over.
+    With --n, print which backend serves one recurrence on each device here, and
+    why the others do not.
     """
     from .info import gather
 
@@ -104,7 +104,7 @@ def main() -> None:
         sys.exit(f"cwy: the command line needs {', '.join(missing)}. {_how_to_install('cli')}")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            # A terminal that knows only ASCII shows a ? for an accent, and goes on.
+            # A terminal that knows only ASCII shows a ? for an accent.
             stream.reconfigure(errors="replace")
     app = _app()
     try:
@@ -115,7 +115,7 @@ def main() -> None:
             raise
         sys.exit(f"cwy: this command needs {package}. {_how_to_install(OPTIONAL[package])}")
     except SystemExit as end:
-        # A message: what a command ends with where the mistake is the user's.
+        # A command ends with a message if the mistake is the user's.
         if isinstance(end.code, str):
             end.code = complaint(end.code)
         raise
@@ -140,14 +140,14 @@ def _app() -> typer.Typer:
         else:
             app.command()(command)
     bench = typer.Typer(
-        no_args_is_help=True, help="Times every method next to its peers, on this machine."
+        no_args_is_help=True, help="Time every method next to its peers, on this machine."
     )
     for name, command in benches.commands().items():
         bench.command(name)(command)
     app.add_typer(bench, name="bench")
     data = typer.Typer(
         no_args_is_help=True,
-        help="The experiments' data sets: fetched, checked by hash, kept in one folder.",
+        help="List, fetch, check and decode the data sets of the experiments.",
     )
     for command in experiments.DATA:
         data.command(command.__name__.removeprefix("data_"))(command)
@@ -156,7 +156,7 @@ def _app() -> typer.Typer:
 
 
 def _helpful() -> type[Any]:
-    """Return a kind of command whose help goes on with the settings of the recipe."""
+    """Return a kind of command whose help ends with the settings of the recipe."""
     from typer.core import TyperCommand
 
     class Helpful(TyperCommand):
@@ -180,7 +180,7 @@ def _cwy(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Orthogonal, unitary and Stiefel weights for PyTorch, as cheap to train as free ones."""
+    """Train and time networks with orthogonal, unitary and Stiefel weights."""
 
 
 def _version(asked: bool) -> None:

@@ -129,7 +129,7 @@ def _replace(old: Callable[..., Any], new: Callable[..., Any]) -> None:
 
 
 def _method(weight: Tensor, orthogonal_map: str | None, use_trivialization: bool) -> str:
-    """Return the method that stands for torch's map."""
+    """Return the method that computes torch's map."""
     if weight.shape[-2] != weight.shape[-1]:
         return "tcwy"
     if weight.is_complex() or orthogonal_map in (None, "householder"):

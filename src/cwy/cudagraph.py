@@ -193,10 +193,10 @@ def capture(
         step: ``step(*tensors)``, a whole training step. It must not synchronize with the host.
         warmup: calls of each shape that run eagerly first.
         max_graphs: further shapes run eagerly.
-        enabled: whether to capture at all. Without it every call runs eagerly.
+        enabled: whether to capture at all. If not, every call runs eagerly.
         on_failure: called with the error if the step cannot be captured. It drops the gradients
-            that the capture left behind, and every further call runs eagerly. By default the error
-            is raised.
+            that the capture left behind, and every further call runs eagerly. The default raises
+            the error.
 
     Returns:
         A callable in place of ``step``. The tensors that it returns are copies, without a gradient.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     Map = TypeVar("Map", bound=type[OrthogonalMap])
 
 
-# What torch and geotorch call a map, and the methods here that compute it.
+# The names of maps in torch and geotorch, and the methods here that compute them.
 ELSEWHERE = {
     "cayley": ("scornn",),
     "expm": ("exprnn", "dtriv"),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def steady() -> Console:
-    """Return a console for long work, which goes on when nobody reads it, as after ``| head``."""
+    """Return a console for long work, which continues when nobody reads it, as after ``| head``."""
     from rich.console import Console
 
     class Steady(Console):
@@ -55,7 +55,7 @@ def fold(text: str, width: int | None) -> str:
     """Break lines that are wider than a terminal, and give a command a line of its own.
 
     Lines break between words. Those that begin with a space, such as code, stay as they are.
-    Without a width all lines stay, as with one below 2: some terminals report 0 columns.
+    All lines stay if no width is given, or one below 2. Some terminals report 0 columns.
 
     Example:
         >>> print(fold("stopped, and saved. To go on: cwy resume runs/copying/1000-cwy-seed0", 40))
@@ -94,7 +94,7 @@ def plainly(error: type[Exception], what: str = "") -> Generator[None]:
 
 
 def writable(folder: Path) -> Path:
-    """Return the folder, made if need be, or raise if nothing can be written there."""
+    """Return the folder, created if missing, or raise if nothing can be written there."""
     from tempfile import TemporaryFile
 
     folder.mkdir(parents=True, exist_ok=True)

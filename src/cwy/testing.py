@@ -29,5 +29,5 @@ def assert_as_close(actual: Tensor, plain: Tensor, truth: Tensor, factor: float 
     # Written so that a NaN fails.
     if not error <= allowed:
         raise AssertionError(
-            f"off by {error:.3g} from float64; plain torch, times {factor:g}, allows {allowed:.3g}."
+            f"off by {error:.3g} from float64. Plain torch, times {factor:g}, allows {allowed:.3g}."
         )

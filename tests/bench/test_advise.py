@@ -94,8 +94,8 @@ def test_what_is_advised_is_of_the_dtype_asked_for_and_by_the_backend_named(size
     for one in candidates(size, [3]):
         names = {"cwy": cwy, "torch": torch, "inputs": 5, "x": torch.randn(4, 12).half()}
         code = one.code(size, "abs", torch.float16, torch.device("cpu"))
-        exec(code if one.how == "unformed" else f"layer = {code}", names)
-        made = names["y"] if one.how == "unformed" else next(names["layer"].parameters())
+        exec(code if one.how == "without Q" else f"layer = {code}", names)
+        made = names["y"] if one.how == "without Q" else next(names["layer"].parameters())
         assert made.dtype == torch.float16, code
         assert one.served(size, torch.float16, torch.device("cpu")) == BACKEND.get(
             one.method.name, ""
@@ -129,14 +129,13 @@ def test_it_says_when_one_thread_is_faster():
     assert "Stopped" not in shown.getvalue()
     tell(asked, rows[:2], Console(width=80, file=shown), stopped=True)
     assert (
-        f"Stopped: 2 of {len(rows)} were timed. What follows holds among those alone."
-        in shown.getvalue()
+        f"Stopped: 2 of {len(rows)} were timed. The advice covers only those." in shown.getvalue()
     )
 
 
 def test_hr_is_not_tried_where_it_would_keep_too_much():
     names = {one.name for one in candidates((1024, 64), [16])}
-    assert {"hr, unformed", "hr L=16, Q formed", "cwy, Q formed"} <= names
+    assert {"hr, without Q", "hr L=16, Q formed", "cwy, Q formed"} <= names
     assert "hr, Q formed" not in names
 
 

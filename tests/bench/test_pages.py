@@ -83,7 +83,7 @@ def test_claims_are_the_ratios_of_the_rows(records):
 
 def test_a_section_says_who_is_faster_and_what_was_not_measured(records, tmp_path):
     told = pages.section(records, "figure1c")
-    assert "### A CPU, 2 threads" in told
+    assert "## A CPU, 2 threads" in told
     takes = "cwy takes 5.00 ms forward + backward, 1.7 times matmul"
     takes += ", at 200% of the rate of matmul (forward)"
     assert f"At 64, {takes}. Faster: cayley (0.50×)." in told
@@ -92,10 +92,18 @@ def test_a_section_says_who_is_faster_and_what_was_not_measured(records, tmp_pat
     assert pages.section(records, "figure2") == "No record yet: `cwy bench figure2`."
     assert pages.claims(tmp_path / "nowhere") == "No record yet."
     pages.draw(records, tmp_path)
-    assert [path.name for path in (tmp_path / "benchmarks" / "here").iterdir()] == [
-        "figure1c-N.png"
-    ]
+    assert {path.name for path in (tmp_path / "benchmarks" / "here").iterdir()} == {
+        "figure1c-N.svg",
+        "figure1c-N-narrow.svg",
+    }
     assert f'<img src="{pages.picture("here", "figure1c", "N")}"' in told
+    assert told.count('media="(max-width: 600px)"') == 1
+
+
+def test_the_summary_says_where_ours_is_the_fastest(records):
+    (line,) = [line for line in pages.summary(records).splitlines() if "A CPU" in line]
+    assert "| 1.7× | 0.50× to 3.0× | `cayley` |" in line
+    assert ">in part</span>: at 1 of 2 sizes | 1.7×" in line
 
 
 def test_the_limit_is_the_work_at_the_products_rate(records):
@@ -122,7 +130,7 @@ def test_graphs_are_compared_with_graphs(records):
     path = records / "here" / "figure1c.csv"
     rows = [timed(one, both_graph=1e-3) if one.entry == "cwy" else one for one in read(path)]
     write(rows, path)
-    assert "40× to 900×; ours alone as a CUDA graph 200× to 4500× |" in pages.claims(records)
+    assert "40× to 900×; only ours as a CUDA graph 200× to 4500× |" in pages.claims(records)
     plain = row("exponential, no sync", "64", 1e-3, 2e-3, "ours")
     rival = timed(plain, both_graph=5e-4)
     waits = {"size": "128", "ungraphed": {"forward_graph": "it waits"}}
@@ -167,7 +175,7 @@ def test_only_what_is_alike_is_compared():
     ours, step = row("cwy", "8", 1.0, 2.0, "ours"), timed(row("a step", "8", 0.5, 9.0), both=None)
     told = tables.findings([ours, row("ormqr", "8", 0.5, 6.0)], "cwy")
     assert told.endswith(
-        "No rival is faster. Slower: ormqr (3.0×). Faster forward alone: ormqr (0.50×)."
+        "No rival is faster. Slower: ormqr (3.0×). Faster only forward: ormqr (0.50×)."
     )
     assert "Faster: a step (0.25×)" in tables.findings([ours, step], "cwy")
     loops = [

@@ -41,11 +41,11 @@ def test_the_gradient_falls_as_fast_as_the_theorem_says_and_no_vector_gets_short
         assert all(low <= now for low, now in zip(minima, gradients, strict=True))
         fitted = f"slope {rate:.2f} ± {error:.2f} ({run.method})".replace("-", "−")
         assert (
-            f"{fitted}, as fast as the theorem's −0.5 or faster; no vector ever gets shorter.\n"
+            f"{fitted}, as fast as the theorem's −0.5 or faster, and no vector ever gets shorter.\n"
             in said
         )
     told = arrange(runs)[0].finding
-    assert "as fast as the theorem's −0.5 or faster; no vector ever gets shorter" in told
+    assert "as fast as the theorem's −0.5 or faster, and no vector ever gets shorter" in told
 
 
 @pytest.mark.parametrize("method", ["cwy", "tcwy"])

@@ -13,13 +13,13 @@ import pytest
 from matplotlib.colors import to_rgb
 from matplotlib.image import imread
 
-from cwy.experiments.report import ReportError, find_runs, write
+from cwy.experiments.report import ReportError, find_runs, read_run, write
 from cwy.experiments.report.figure import styles
 from cwy.experiments.report.panels import arrange
 from cwy.experiments.report.tables import summary
 from tests.helpers.cli import COMMAND, run
 from tests.helpers.errors import assert_one_line
-from tests.helpers.sample_runs import copying, mnist
+from tests.helpers.sample_runs import CONFIG, copying, mnist, write_run
 
 RECORDS = Path(__file__).parents[2] / "results"
 BROWSER = next(
@@ -66,8 +66,8 @@ def test_runs_are_compared_by_task_size_and_setting(runs):
         ("lstm", 1),
     ]
     assert first.finding == (
-        "cwy learns to recall the symbols; scornn gets under the no-memory baseline; "
-        "lstm does not; exprnn is not finished"
+        "cwy learns to recall the symbols. scornn gets under the no-memory baseline. "
+        "lstm does not. exprnn is not finished"
     )
 
 
@@ -81,13 +81,13 @@ def test_a_run_that_was_stopped_is_not_judged(tmp_path):
     (panel,) = arrange(find_runs([tmp_path]))
     assert (
         panel.finding
-        == "cwy learns to recall the symbols; urnn and lstm are not finished; rnn diverged"
+        == "cwy learns to recall the symbols. urnn and lstm are not finished. rnn diverged"
     )
     for method in "eurnn", "exprnn":
         copying(tmp_path / "more", method, 0, finished=False)
     (panel,) = arrange(find_runs([tmp_path]))
     assert (
-        panel.finding == "cwy learns to recall the symbols; 4 others are not finished; rnn diverged"
+        panel.finding == "cwy learns to recall the symbols. 4 others are not finished. rnn diverged"
     )
     shutil.rmtree(tmp_path / "more")
     (panel,) = arrange(find_runs([tmp_path]))
@@ -130,7 +130,7 @@ def test_the_page_tells_every_number_and_needs_nothing_else(runs, tmp_path):
         "above 95%",
         "unfinished, at 4,000 of 4,000",
         "1 is not finished.",
-        "under 0.001 at iteration",
+        "training loss under 0.001 at iteration",
         "never",
         "Some CPU",
         "0123456789ab",
@@ -158,7 +158,7 @@ def test_a_browser_draws_every_curve_without_complaint(committed, runs, tmp_path
     page = write(found, tmp_path)[0]
     # Among the committed runs some were stopped early: their curves are short, or a point.
     wide, high = (4, 0) if committed else (200, 5)
-    probe = """<script>for (const svg of document.querySelectorAll("svg")) {
+    probe = """<script>for (const svg of document.querySelectorAll("svg.wide")) {
         const boxes = [...svg.querySelectorAll('g[id*="--series "]')].map((curve) =>
         curve.getBoundingClientRect());
         svg.dataset.drawn = boxes.filter((box) => box.width > WIDE && box.height > HIGH).length +
@@ -180,13 +180,24 @@ def test_a_browser_draws_every_curve_without_complaint(committed, runs, tmp_path
     seen = view("--dump-dom", (tmp_path / "probed.html").as_uri())
     assert "CONSOLE" not in seen.stderr
     drawn = re.findall(r'data-drawn="(\d+)/(\d+)"', seen.stdout)
-    assert len(drawn) == len(list(tmp_path.glob("*.svg"))) >= 4
+    assert 2 * len(drawn) == len(list(tmp_path.glob("*.svg"))) >= 8
     assert all(int(count) and count == total for count, total in drawn), drawn
     view(f"--screenshot={tmp_path / 'page.png'}", page.as_uri())
     pixels = imread(tmp_path / "page.png")[..., :3]
     for style in styles(arrange(found)[0].series):
         near = abs(pixels - to_rgb(style["color"])).max(-1) < 0.02
         assert near.sum() > 500, style
+
+
+def test_the_last_training_point_is_a_mean_over_as_many_steps_as_the_others(tmp_path):
+    def row(step, loss):
+        return {"step": step, "split": "train", "seconds": 1.0, "loss": loss}
+
+    config = {"task": "later", "method": "cwy", "seed": 0, **CONFIG}
+    short = write_run(tmp_path / "short", config, [row(20, 3.0), row(40, 2.0), row(45, 6.0)])
+    assert read_run(short).curve("train", "loss") == ([20, 40, 45], [3.0, 2.0, 3.0])
+    whole = write_run(tmp_path / "whole", config, [row(20, 3.0), row(40, 2.0), row(60, 6.0)])
+    assert read_run(whole).last("train", "loss") == 6.0
 
 
 def test_an_unknown_task_is_drawn_too(tmp_path):

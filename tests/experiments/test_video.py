@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from PIL import Image
 from rich.console import Console
 
 from cwy.experiments.data import kth, videos
@@ -192,9 +193,10 @@ def test_every_method_trains_and_the_best_state_is_tested_and_drawn(walking, tmp
         strip = read(run.folder / "frames.png")
         assert strip.true.shape == strip.predicted.shape == (3, 128, 128)
     page = write(runs, tmp_path)[0].read_text()
-    for text in ("KTH, walking", "% of the set", "data:image/gif;base64", "data:image/png;base64"):
+    for text in ("KTH, walking", "% of the set", "data:image/webp;base64"):
         assert text in page
-    assert (tmp_path / "kth-walking-frames.gif").read_bytes().startswith(b"GIF89a")
+    assert Image.open(tmp_path / "kth-walking-moving.webp").n_frames > 1
+    assert Image.open(tmp_path / "kth-walking-frames.webp").n_frames == 1
 
 
 def test_the_papers_numbers_stand_beside_its_own_settings_alone(tmp_path):

@@ -79,8 +79,8 @@ def data(size, dtype, device="cpu"):
 
 
 def train(layer, x, steps, **options):
-    optimiser = cwy.optim.for_model(layer, lr=1e-2, optimizer=torch.optim.AdamW, **options)
+    optimizer = cwy.optim.for_model(layer, lr=1e-2, optimizer=torch.optim.AdamW, **options)
     for _ in range(steps):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss_of(layer, x).backward()
-        optimiser.step()
+        optimizer.step()

@@ -370,17 +370,17 @@ def test_graphs_equal_the_loop(steps, channels, tf32, layout, monkeypatch):
 
 IMAGES = torch.zeros(3, 2, 2, 6, 6)
 ERRORS = [
-    (lambda: ConvNERU(2, 4, 4), "ConvNERU: kernel_size must be odd.*got 4"),
+    (lambda: ConvNERU(2, 4, 4), "ConvNERU: kernel_size must be odd.*Got 4"),
     (lambda: ConvLSTM(2, 4, 2), "ConvLSTM: kernel_size must be odd"),
     (lambda: ConvNERUCell(2, 0), "hidden_channels must be at least 1, got 0"),
     (lambda: ConvNERU(2, 4, method="tcvy"), "Did you mean 'tcwy'"),
-    (lambda: ConvNERU(2, 4, method="exprnn"), "'exprnn' is none for kernels.*orth-init"),
+    (lambda: ConvNERU(2, 4, method="exprnn"), "'exprnn' does not serve kernels.*orth-init"),
     (lambda: ConvNERU(2, 4, 1, method="own"), "serves tall weights"),
     (lambda: ConvNERU(2, 4, method="zeros", init="haar"), "init belongs to constrained"),
     (lambda: ConvNERU(2, 4, memory="reversible"), "memory must be 'store' or 'checkpoint'"),
     (lambda: ConvNERU(2, 4, backend="cudnn"), "'auto', 'torch', 'reference'.*got 'cudnn'"),
     (lambda: ConvNERU(2, 4, nonlinearity="gelu"), "unknown nonlinearity 'gelu'"),
-    (lambda: ConvNERU(3, 4)(IMAGES), r"\(T, B, C, H, W\).*C = 3; got shape \(3, 2, 2, 6, 6\)"),
+    (lambda: ConvNERU(3, 4)(IMAGES), r"\(T, B, C, H, W\).*C = 3. Got shape \(3, 2, 2, 6, 6\)"),
     (lambda: ConvNERU(2, 4)(IMAGES, torch.zeros(1, 2, 4, 5, 6)), r"hx of shape \(1, 2, 4, 6, 6\)"),
     (
         lambda: ConvNERU(2, 4)(IMAGES, lengths=torch.tensor([0, 3])),

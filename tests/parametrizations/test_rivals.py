@@ -143,17 +143,17 @@ def test_urnn_has_finite_gradients_of_zero_and_denormal_vectors(size):
 def fit(chart, target, steps=400):
     """How near LBFGS, a gradient descent, brings the map to a matrix."""
     free = [p.requires_grad_() for p in chart.sample()]
-    optimiser = torch.optim.LBFGS(
+    optimizer = torch.optim.LBFGS(
         free, max_iter=steps, history_size=50, line_search_fn="strong_wolfe", tolerance_change=1e-16
     )
 
     def loss():
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         value = (chart(*free) - target).abs().square().sum()
         value.backward()
         return value
 
-    optimiser.step(loss)
+    optimizer.step(loss)
     return (chart(*free) - target).abs().max().item()
 
 

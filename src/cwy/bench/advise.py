@@ -1,8 +1,8 @@
 """``cwy bench advise``: which method, how many reflections and which backend are fastest here.
 
-The question is about one size. Without steps, N x N weights are multiplied by a batch of B vectors.
-With T steps, they are the transition of a recurrence. On the clock is all that a training step
-computes anew: the weight from its free parameters, and what is done with it.
+The question is about one size. An N x N weight is multiplied by a batch of B vectors or, with T
+steps, is the transition of a recurrence. The time includes all that a training step computes: the
+weight from its free parameters, and its use.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ SMALLER = (
 KEPT = 2**28
 """The most numbers that HR may keep for its gradient, an N x N matrix per reflection."""
 FORMED = "Q formed"
-WITHOUT_Q = "unformed"
-FACTORS = "factors"
+WITHOUT_Q = "without Q"
+FACTORS = "low rank"
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Candidate:
         method: of the registry.
         reflections: how many, None for all.
         how: how it is multiplied.
-        backend: of the recurrence, empty if there is none.
+        backend: of the recurrence, empty for a product.
     """
 
     method: Method
@@ -67,7 +67,7 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        """The name of the entry."""
+        """Return the name of the entry."""
         name = self.method.name
         if self.reflections:
             name += f" L={self.reflections}"
@@ -75,7 +75,7 @@ class Candidate:
 
     @property
     def options(self) -> dict[str, int]:
-        """The options of the method."""
+        """Return the options of the method."""
         if self.reflections:
             return {"reflections": self.reflections}
         return {}
@@ -295,7 +295,7 @@ class Asked:
 
     @property
     def steps(self) -> int | None:
-        """The steps of a recurrence, None without one."""
+        """Return the steps of a recurrence, or None for a product."""
         if len(self.size) == 2:
             return None
         return self.size[2]
@@ -344,8 +344,7 @@ def tell(
     if stopped:
         tried = [one for one in asked.options.entries(asked.size) if asked.options.wanted(one)]
         console.print(
-            f"Stopped: {len(found)} of {len(tried)} were timed. "
-            "What follows holds among those alone.\n"
+            f"Stopped: {len(found)} of {len(tried)} were timed. The advice covers only those.\n"
         )
     if any(" L=" in one.entry for one in ranked):
         console.print(SMALLER, end="\n\n")
@@ -366,7 +365,7 @@ PICKS: dict[str, Callable[[Candidate], bool]] = {
     "Fastest": lambda one: True,
     "Fastest as the weight of a layer, which forms Q": lambda one: one.how != WITHOUT_Q,
 }
-"""What is advised: the fastest candidate of each kind."""
+"""The advice names the fastest candidate of each kind."""
 
 
 def advice(asked: Asked, found: Sequence[Measurement]) -> str:
@@ -424,7 +423,7 @@ def _ties(fastest: Measurement, fitting: Sequence[Measurement]) -> str:
 
 
 def _in_one_thread(ranked: Sequence[Measurement]) -> list[str]:
-    """Say so where the backward pass is clearly faster without autograd's own thread."""
+    """Report if the backward pass is clearly faster without autograd's own thread."""
     timed = [one for one in ranked if one.seconds("both_inline")]
     if not timed:
         return []

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 with suppress(ImportError):
     import typer
 
-    # What several commands take.
+    # Options of several commands.
     Device = Annotated[str, typer.Option(metavar="NAME", help="cpu, cuda, cuda:1, …")]
     Dtype = Annotated[
         str,
@@ -36,17 +36,17 @@ with suppress(ImportError):
     Graphs = Annotated[
         bool,
         typer.Option(
-            "--graphs/--no-graphs", help="On a GPU, also as CUDA graphs: without the host's share."
+            "--graphs/--no-graphs", help="On a GPU, also time CUDA graphs, without the host."
         ),
     ]
     Seed = Annotated[
-        int, typer.Option(metavar="INT", min=0, max=2**32 - 1, help="Draws every input.")
+        int, typer.Option(metavar="INT", min=0, max=2**32 - 1, help="Seed of every input.")
     ]
     Record = Annotated[
         str | None,
         typer.Option(
             metavar="PLACE",
-            help="In a checkout: the rows go to results/bench/PLACE, without a picture.",
+            help="In a checkout, write the rows to results/bench/PLACE.",
             show_default=False,
         ),
     ]
@@ -60,7 +60,7 @@ def _timed(bench: Bench) -> Callable[..., None]:
         quick: Annotated[
             bool,
             typer.Option(
-                "--quick", help="Small sizes, few repeats, no slow entries: under a minute."
+                "--quick", help="Take small sizes, few repeats, no slow entries: under a minute."
             ),
         ] = False,
         sizes: Annotated[
@@ -79,7 +79,7 @@ def _timed(bench: Bench) -> Callable[..., None]:
             str | None,
             typer.Option(
                 metavar="NAMES",
-                help="all, or some, as in 'abs,relu'; times are compared with the first's.",
+                help="all, or some, as in 'abs,relu'. Times are compared with the first.",
                 show_default="modrelu,relu",
             ),
         ] = None,
@@ -87,7 +87,7 @@ def _timed(bench: Bench) -> Callable[..., None]:
             str | None,
             typer.Option(
                 metavar="NAMES",
-                help="Entries that begin so, as in 'cwy,matrix_exp'.",
+                help="Entries by the start of their names, as in 'cwy,matrix_exp'.",
                 show_default="all",
             ),
         ] = None,
@@ -96,7 +96,10 @@ def _timed(bench: Bench) -> Callable[..., None]:
         repeats: Annotated[
             int | None,
             typer.Option(
-                metavar="INT", min=3, help="Samples of each entry.", show_default="10; --quick: 5"
+                metavar="INT",
+                min=3,
+                help="Samples of each entry.",
+                show_default="10, or 5 with --quick",
             ),
         ] = None,
         threads: Threads = None,
@@ -104,7 +107,7 @@ def _timed(bench: Bench) -> Callable[..., None]:
         seed: Seed = 0,
         out: Annotated[
             Path,
-            typer.Option(metavar="DIR", help="Folder for rows and picture, made if need be."),
+            typer.Option(metavar="DIR", help="Folder for rows and picture, created if missing."),
         ] = Path("bench"),
         record: Record = None,
     ) -> None:
@@ -164,7 +167,7 @@ def _help(bench: Bench) -> str:
         on_a_gpu = f"on a GPU {bench.gpu}, "
     return (
         f"{bench.about}\n\n"
-        "Times methods beside their peers; shows a table, writes the rows as CSV and a picture. "
+        "Time methods next to their peers, show a table, write the rows as CSV and a picture. "
         f"Sizes are {' or '.join(bench.forms)}, by default {bench.sizes} "
         f"({on_a_gpu}with --quick {bench.quick})."
     )
@@ -199,7 +202,7 @@ def _folder(out: Path, record: str | None) -> Path:
 def everything(
     *,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Small sizes and few repeats: under two minutes.")
+        bool, typer.Option("--quick", help="Take small sizes and few repeats: under two minutes.")
     ] = False,
     device: Device = "cpu",
     threads: Threads = None,
@@ -207,12 +210,10 @@ def everything(
     seed: Seed = 0,
     out: Annotated[
         Path,
-        typer.Option(metavar="DIR", help="Folder for rows and pictures, made if need be."),
+        typer.Option(metavar="DIR", help="Folder for rows and pictures, created if missing."),
     ] = Path("bench"),
 ) -> None:
-    """Every benchmark, one after the other, each with its default sizes; at the end a table and a
-    picture of all.
-    """
+    """Run every benchmark with its default sizes, then show a table and a picture of all."""
     from .runner import Request, run_all
 
     folder = _folder(out, None)
@@ -242,18 +243,20 @@ def advise(
     ] = 64,
     steps: Annotated[
         int | None,
-        typer.Option(
-            metavar="T", min=1, help="Steps, if it is a recurrence's.", show_default="none"
-        ),
+        typer.Option(metavar="T", min=1, help="Time steps of a recurrence.", show_default="none"),
     ] = None,
     nonlinearity: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="The recurrence's.", show_default="modrelu"),
+        typer.Option(
+            metavar="NAME", help="Nonlinearity of the recurrence.", show_default="modrelu"
+        ),
     ] = None,
     reflections: Annotated[
         str | None,
         typer.Option(
-            metavar="LIST", help="Reflections to try beside N.", show_default="16,32,64,128,256"
+            metavar="LIST",
+            help="Reflections to try in addition to N.",
+            show_default="16,32,64,128,256",
         ),
     ] = None,
     device: Device = "cpu",
@@ -261,11 +264,10 @@ def advise(
     threads: Threads = None,
     seed: Seed = 0,
 ) -> None:
-    """Which method, how many reflections and which backend are fastest on this machine, for one
-    size.
+    """Name the fastest method, number of reflections and backend on this machine, for one size.
 
-    Times a step of training, from the free parameters: the product with a batch of vectors or, with
-    --steps, a recurrence.
+    It times a training step from the free parameters: the product with a batch
+    of vectors or, with --steps, a recurrence.
     """
     from .advise import Question, ask, tell
     from .runner import measure
@@ -300,13 +302,11 @@ def compile_times(
     ] = None,
     device: Annotated[str, typer.Option(metavar="NAME", help="cuda, cuda:1, …")] = "cuda",
     out: Annotated[
-        Path, typer.Option(metavar="DIR", help="Folder for the rows, made if need be.")
+        Path, typer.Option(metavar="DIR", help="Folder for the rows, created if missing.")
     ] = Path("bench"),
     record: Record = None,
 ) -> None:
-    """What the first call of a recurrence's kernels costs: compiled, from the disk, and when
-    warm.
-    """
+    """Time the first call of a recurrence's kernels: compiled, from the disk, and when warm."""
     from rich.console import Console
     from rich.table import Table
 

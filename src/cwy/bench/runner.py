@@ -302,7 +302,7 @@ def record_folder(place: str) -> Path:
 
 
 def show(chosen: Options, found: list[Measurement], written: list[Path], console: Console) -> None:
-    """Show the tables, what they say, what got no time, and where the files are."""
+    """Show the tables, what they show, what got no time, and where the files are."""
     for panel in rows.panels(chosen.bench, found):
         _show_panel(chosen, panel, console)
     untimed = tables.untimed(found)
@@ -351,7 +351,7 @@ def run_all(request: Request, folder: Path, console: Console) -> bool:
             effort = replace(chosen.effort, total=QUICK_SECONDS)
             chosen = replace(chosen, sizes=chosen.sizes[:-1] or chosen.sizes, effort=effort)
         found, stopped = measure(chosen, console)
-        # What the first benchmark chose holds for the others.
+        # The choices of the first benchmark hold for the others.
         request = replace(request, threads=torch.get_num_threads())
         everything += found
         if found:
@@ -400,8 +400,8 @@ def _show_without(everything: Sequence[Measurement], console: Console) -> None:
         reasons = Counter(without).most_common(2)
         most = ", ".join(f"{reason} ({count})" for reason, count in reasons)
         console.print(
-            f"{len(without)} of {len(everything)} have no time, and their rows say why; "
-            f"most often: {most}."
+            f"{len(without)} of {len(everything)} have no time, and their rows state why. "
+            f"The most frequent reasons: {most}."
         )
     missing = {one.package for one in everything if one.status == "missing"}
     if missing:

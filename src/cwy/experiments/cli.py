@@ -28,13 +28,13 @@ EXTRAS = ("safetensors", "filelock")
 
 def demo(
     out: Annotated[
-        Path, typer.Option(metavar="DIR", help="Folder for the report, made if need be.")
+        Path, typer.Option(metavar="DIR", help="Folder for the report, created if missing.")
     ] = Path("demo"),
     methods: Annotated[
         str, typer.Option(metavar="NAMES", help="Which networks take part.")
     ] = "cwy,exprnn,lstm",
     seed: Annotated[
-        int, typer.Option(metavar="INT", min=0, max=2**32 - 1, help="Draws weights and data.")
+        int, typer.Option(metavar="INT", min=0, max=2**32 - 1, help="Seed of weights and data.")
     ] = 0,
     iterations: Annotated[
         int | None,
@@ -43,12 +43,12 @@ def demo(
         ),
     ] = None,
 ) -> None:
-    """A minute of the Copying task: who remembers ten symbols? A table, a picture, a sentence."""
+    """Train for a minute on the Copying task: who remembers ten symbols?"""
     _need_experiments("matplotlib")
     from .engine.signals import Stop, Stopped, outlast
 
     outlast()
-    stopped = "stopped; nothing was written."
+    stopped = "stopped, and nothing was written."
     with Stop() as stop:
         with stop.ending(lambda: stopped):
             from . import demo
@@ -103,8 +103,8 @@ def train(
         str,
         typer.Argument(
             metavar="TASK[/RECIPE]",
-            help="copying, adding, mnist, pmnist, convergence, nmt, kth, weizmann or movingmnist; "
-            "e.g. copying/small.",
+            help="copying, adding, mnist, pmnist, convergence, nmt, kth, weizmann or movingmnist, "
+            "as in copying/small.",
         ),
     ],
     *,
@@ -125,16 +125,19 @@ def train(
     setting: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", metavar="KEY=VALUE", help="Changes a setting of the recipe; may be repeated."
+            "--set", metavar="KEY=VALUE", help="Change a setting of the recipe. May be repeated."
         ),
     ] = None,
     seed: Annotated[
-        int, typer.Option(metavar="INT", min=0, max=2**32 - 1, help="Draws weights and data.")
+        int, typer.Option(metavar="INT", min=0, max=2**32 - 1, help="Seed of weights and data.")
     ] = 0,
     seeds: Annotated[
         int | None,
         typer.Option(
-            metavar="K", min=1, help="K runs of each method, from --seed on.", show_default=False
+            metavar="K",
+            min=1,
+            help="Run each method with K seeds, from --seed on.",
+            show_default=False,
         ),
     ] = None,
     device: Annotated[str, typer.Option(metavar="NAME", help="cpu, cuda, cuda:1, …")] = "cpu",
@@ -153,24 +156,24 @@ def train(
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="The run's folder; of a sweep, the folder of its runs.",
+            help="Folder of the run, or of the runs of a sweep.",
             show_default="runs/TASK/…",
         ),
     ] = None,
 ) -> None:
-    """Trains a task of the paper and writes a run folder.
+    """Train a task of the paper and write a run folder.
 
-    `cwy train --list` shows tasks, recipes and methods;
-    `cwy train TASK/RECIPE --help` every setting with its meaning and default.
+    `cwy train --list` shows tasks, recipes and methods.
+    `cwy train TASK/RECIPE --help` shows every setting with its meaning and default.
 
-    Several methods or seeds make a sweep: one folder a run, those already
-    finished are skipped. SIGTERM, Ctrl-C and the end of the terminal save and
-    stop; `cwy resume` goes on.
+    Several methods or seeds make a sweep, with one folder per run. A sweep skips
+    finished runs. SIGTERM, Ctrl-C and the end of the terminal save and stop.
+    `cwy resume` continues.
     Many GPUs: torchrun --nproc-per-node=K -m cwy train …
 
-    Exit status: 0 finished, 1 failed (also: a task, method, setting or device
-    that is not known), 2 an option is unknown or lacks its value, 3 diverged,
-    129, 130 or 143 stopped and saved.
+    The exit status is 0 if the run finished, and 1 if it failed or if a task,
+    method, setting or device is unknown. It is 2 for an unknown option, 3 if the
+    run diverged, and 129, 130 or 143 if it was stopped and saved.
     """
 
     def start(console: Console, stop: Stop) -> int:
@@ -198,12 +201,12 @@ def resume(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder.")],
     device: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Go on elsewhere than it began.", show_default=False),
+        typer.Option(metavar="NAME", help="Continue on another device.", show_default=False),
     ] = None,
 ) -> None:
-    """Goes on with a run from its last checkpoint, as if it had never stopped.
+    """Continue a run from its last checkpoint, as if it had never stopped.
 
-    A finished run is left as it is. Exit status: as of `cwy train`.
+    A finished run stays as it is. The exit status is that of `cwy train`.
     """
 
     def start(console: Console, stop: Stop) -> int:
@@ -219,29 +222,32 @@ def translate(
     text: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[TEXT]", help="Sentences; without any, lines from stdin.", show_default=False
+            metavar="[TEXT]", help="Sentences, by default lines from stdin.", show_default=False
         ),
     ] = None,
     beams: Annotated[
-        int, typer.Option(metavar="K", min=1, help="Sentences followed at once; 1 is greedy.")
+        int, typer.Option(metavar="K", min=1, help="Beams of the search. 1 is greedy.")
     ] = 1,
     attention: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Draws the attention of one sentence: .png, .svg, .pdf.",
+            help="Draw the attention of one sentence: .png, .svg, .pdf.",
             show_default=False,
         ),
     ] = None,
     held_out: Annotated[
         int | None,
         typer.Option(
-            metavar="N", min=1, help="The run's first N held-out pairs instead.", show_default=False
+            metavar="N",
+            min=1,
+            help="Translate the first N held-out pairs instead.",
+            show_default=False,
         ),
     ] = None,
     device: Annotated[str, typer.Option(metavar="NAME", help="cpu, cuda, cuda:1, …")] = "cpu",
 ) -> None:
-    """Translates by a trained run: a line for every sentence. Notes go to stderr."""
+    """Translate by a trained run, one line per sentence. Notes go to stderr."""
     _need_experiments()
     from .data import DataError
     from .engine.runner import check_device
@@ -258,7 +264,7 @@ def translate(
 def runs(
     folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="Where to look.")] = Path("runs"),
 ) -> None:
-    """A table of the runs below a folder."""
+    """List the runs below a folder."""
     from .engine.listing import show_runs
 
     if not show_runs(folder, _console()):
@@ -275,13 +281,15 @@ def report(
     out: Annotated[
         Path | None,
         typer.Option(
-            metavar="FOLDER", help="Where to write, made if need be.", show_default="the first DIR"
+            metavar="FOLDER",
+            help="Where to write, created if missing.",
+            show_default="the first DIR",
         ),
     ] = None,
 ) -> None:
-    """Draws runs into one page, report.html, with each figure next to it as PNG and SVG.
+    """Draw runs into one page, report.html, with each figure next to it as PNG and SVG.
 
-    A damaged run is named and left out; the exit status is then 1.
+    A damaged run is named and left out, and the exit status is 1.
     """
     from .report import ReportError, find_runs, write
 
@@ -303,7 +311,7 @@ def report(
 
 
 def data_list() -> None:
-    """The data sets of the experiments, and which are here."""
+    """List the data sets of the experiments, and which are here."""
     from .data import DataError
     from .data.manage import show
 
@@ -314,10 +322,10 @@ def data_list() -> None:
 def data_check(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="[NAME]", help="One data set; all by default.", show_default=False),
+        typer.Argument(metavar="[NAME]", help="One data set, by default all.", show_default=False),
     ] = None,
 ) -> None:
-    """Compares every file with its hash, and ends with a summary.
+    """Compare every file with its hash, and print a summary.
 
     The exit status is 1 if a file is missing, damaged or could not be checked.
     """
@@ -332,7 +340,7 @@ def data_check(
 def data_fetch(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A data set of `cwy data list`.")],
 ) -> None:
-    """Downloads what is missing of a data set; goes on where an earlier attempt stopped.
+    """Download the missing files of a data set, and continue where an attempt stopped.
 
     The exit status is 1 if the set is not complete afterwards.
     """
@@ -347,9 +355,9 @@ def data_fetch(
 def data_decode(
     name: Annotated[str, typer.Argument(metavar="NAME", help="kth or weizmann.")],
 ) -> None:
-    """Decodes the videos of a data set into the frames that tasks train from.
+    """Decode the videos of a data set into the frames that tasks train from.
 
-    Videos that are decoded already are left.
+    Decoded videos are skipped.
     """
     from .data import DataError
     from .data.manage import decode

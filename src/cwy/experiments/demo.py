@@ -142,7 +142,7 @@ def context(runs: Sequence[Run]) -> str:
 
 @contextmanager
 def _one_thread() -> Generator[None]:
-    # At this size threads gain nothing, and on a busy machine each waits for the other.
+    # Threads gain nothing at this size, and on a busy machine each waits for the other.
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

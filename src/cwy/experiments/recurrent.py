@@ -71,8 +71,8 @@ class Recurrent(nn.Module):
         symbols: whether x holds indices of symbols, which become unit vectors.
 
     Returns:
-        From ``x (T, B)`` of symbols or ``(T, B, inputs)``: ``y (T, B, outputs)``, or
-        ``(B, outputs)`` if only the last.
+        ``y (T, B, outputs)`` of ``x (T, B)``, symbols, or ``x (T, B, inputs)``. ``(B, outputs)`` if
+        only the last is wanted.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ def check_baseline(method: str, config: RecurrentConfig) -> None:
     for name in ("reflections", "init", "base_every"):
         if getattr(config, name) is not None:
             raise ConfigError(
-                f"{name} is a setting of orthogonal methods, and {method} is none. Leave it out."
+                f"{name} is a setting of orthogonal methods, which {method} is not. Leave it out."
             )
     if method == "rnn" and config.nonlinearity not in ("tanh", "relu"):
         raise ConfigError(

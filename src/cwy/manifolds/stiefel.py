@@ -16,7 +16,7 @@ from ..ops._precision import in_full_precision
 
 __all__ = ["Tangent", "cayley", "gradient", "inner", "polar", "project", "qr"]
 
-# By which X^H G - G^H X becomes W of the Riemannian gradient.
+# Factors that turn X^H G - G^H X into W of the Riemannian gradient.
 _SKEW_SCALES = {"canonical": 1.0, "euclidean": 0.5}
 
 METRICS = tuple(_SKEW_SCALES)

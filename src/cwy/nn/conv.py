@@ -57,7 +57,7 @@ class _Kernels(Settings):
         if method not in known:
             raise ValueError(
                 sentences(
-                    f"{call}: method {method!r} is none for kernels.",
+                    f"{call}: method {method!r} does not serve kernels.",
                     did_you_mean(method, known, cutoff=0.6),
                     f"Known: {', '.join(known)}.",
                 )
@@ -175,10 +175,10 @@ class ConvNERU(Images, _Kernels):
         batch_first: input and output are ``(B, T, C, H, W)`` instead of ``(T, B, C, H, W)``.
         device, dtype: of the weights, real.
         method: a method of :data:`cwy.METHODS` for tall matrices ("tcwy", "own", "rgd-c-c", ...).
-            Without a constraint: "glorot", "orth-init" (started on the manifold) and "zeros" (no
+            These have no constraint: "glorot", "orth-init" (starts on the manifold) and "zeros" (no
             recurrence).
-        init: initial value of $q\hat K^\top$, as in :func:`cwy.orthogonal`. By default it is
-            Haar-random, where the method has that.
+        init: initial value of $q\hat K^\top$, as in :func:`cwy.orthogonal`. The default is
+            Haar-random, if the method has that.
         length: norm of the vectors of the methods by reflections, as in :func:`cwy.orthogonal`.
         memory: "store", or "checkpoint" to keep $\sqrt T$ states, which helps with output="last".
             With lengths, all states are kept in any case, because each sequence's last one is read
@@ -240,7 +240,8 @@ class ConvNERU(Images, _Kernels):
         """Run all steps.
 
         Args:
-            input: ``(T, B, C, H, W)``, or as ``batch_first`` says. ``(T, C, H, W)`` is unbatched.
+            input: ``(T, B, C, H, W)``, or ``(B, T, C, H, W)`` if ``batch_first``.
+                ``(T, C, H, W)`` is unbatched.
             hx: ``(num_layers, B, f, H, W)``, the first states. Zero by default.
             lengths: ``(B,)``, where sequences end. Output after that is zero, and no gradient comes
                 from there. If the states of a free kernel grow out of range there, it is NaN.

@@ -17,7 +17,7 @@ def check_sizes(call: str, kernel_size: int, **sizes: int) -> None:
     check_counts(call, **sizes, kernel_size=kernel_size)
     if kernel_size % 2 == 0:
         raise ValueError(
-            f"{call}: kernel_size must be odd, so that images keep their size; got {kernel_size}."
+            f"{call}: kernel_size must be odd, so that images keep their size. Got {kernel_size}."
         )
 
 
@@ -133,7 +133,7 @@ class Images(Settings):
             layout = "(B, T, C, H, W)"
         raise ValueError(
             f"{name_of(self)}: expected input {layout}, or (T, C, H, W) unbatched, "
-            f"with C = {self.in_channels}; got shape {tuple(x.shape)}."
+            f"with C = {self.in_channels}. Got shape {tuple(x.shape)}."
         )
 
     def _time_first(self, x: Tensor) -> Tensor:

@@ -339,6 +339,18 @@ class OrthogonalRNN(_Recurrent):
     def forward(
         self, input: Tensor | PackedSequence, hx: Tensor | None = None
     ) -> tuple[Tensor | PackedSequence, Tensor]:
+        """Run all steps, as ``torch.nn.RNN`` does.
+
+        Args:
+            input: ``(T, B, input_size)``, ``(B, T, input_size)`` with ``batch_first``,
+                ``(T, input_size)`` for one sequence, or a packed sequence.
+            hx: ``(layers, B, hidden_size)``, the first states, zero by default. A bidirectional
+                network has two layers of them per layer.
+
+        Returns:
+            The states of the last layer, in the layout of ``input``, and the last states of every
+            layer, in the layout of ``hx``.
+        """
         if isinstance(input, PackedSequence):
             return self._run_packed(input, hx)
         return self._run(input, hx)
@@ -616,6 +628,12 @@ class OrthogonalRNNCell(_Recurrent):
         return theirs.train(self.training)
 
     def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
+        """Return the next state, ``(B, hidden_size)``, from input and state of one step.
+
+        Args:
+            input: ``(B, input_size)``, or ``(input_size,)`` for one sequence.
+            hx: ``(B, hidden_size)``, the state, zero by default.
+        """
         if input.dim() not in (1, 2) or input.shape[-1] != self.input_size:
             raise ValueError(
                 f"OrthogonalRNNCell: expected input (*, {self.input_size}), "

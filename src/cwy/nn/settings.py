@@ -1,6 +1,6 @@
-"""A layer's own settings.
+"""Keep the settings of a layer.
 
-It prints those that differ from the defaults, and is made anew from all of them.
+It prints those that differ from the defaults, and is rebuilt from all of them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Settings(nn.Module):
     """
 
     def reset_parameters(self) -> None:
-        """Draw all weights anew, as the constructor does. Constrained weights stay constrained."""
+        """Draw new weights, as the constructor does. Constrained weights stay constrained."""
         like = next(self.parameters())
         fresh = self._fresh(like.device, like.dtype)
         if not parametrize.is_parametrized(self):
@@ -46,7 +46,7 @@ class Settings(nn.Module):
         return ", ".join(shown)
 
     def _fresh(self, device: torch.device | str, dtype: torch.dtype) -> nn.Module:
-        """Make a layer of these settings, with weights drawn anew."""
+        """Make a layer of these settings, with newly drawn weights."""
         settings = {name: self._setting(name) for name in self._arguments()}
         return self._maker()(**settings, device=device, dtype=dtype)
 

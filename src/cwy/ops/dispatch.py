@@ -1,4 +1,4 @@
-"""Which implementation serves an op: the only file that knows backends."""
+"""Choose the implementation that serves an op. This is the only file that knows backends."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class KeepsPrecision(Optimizer):
     def _restore(self, p: Tensor, saved: dict[str, Any]) -> None:
         """Set the tensors of a parameter's state to those saved, in their own dtype."""
         for name, value in saved.items():
-            # Without a tensor nothing is set: reading the defaultdict would add an empty state.
+            # Only tensors are set: reading the defaultdict would add an empty state.
             if isinstance(value, Tensor):
                 self.state[p][name] = value.to(p.device, copy=True)
 
@@ -140,10 +140,10 @@ class StiefelOptimizer(KeepsPrecision):
         """Take one step.
 
         Args:
-            closure: computes the loss and the gradients anew.
+            closure: computes the loss and the gradients again.
 
         Returns:
-            What the closure returns, or None without one.
+            The value of the closure, or None without one.
         """
         loss = evaluate(closure)
         given = self._batches()
@@ -287,7 +287,7 @@ class StiefelOptimizer(KeepsPrecision):
                     )
 
     def _check_gradients(self, batch: Batch) -> None:
-        """Raise for entries that are not finite. By default this looks only on the CPU."""
+        """Raise for entries that are not finite, by default only on the CPU."""
         strict = batch.group["error_if_nonfinite"]
         if strict is None:
             strict = batch.params[0].is_cpu

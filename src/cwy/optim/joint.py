@@ -75,7 +75,7 @@ class Joint(KeepsPrecision):
             closure: computes the loss and the gradients. It is called once, before the first part.
 
         Returns:
-            What the closure returns, or None without one.
+            The value of the closure, or None without one.
         """
         loss = evaluate(closure)
         for part in self.parts:

@@ -77,7 +77,7 @@ def for_model(
             have no decay.
         hold_length: whether to hold the length of reflection vectors, as :func:`hold_length` does.
             They then have no decay.
-        project: whether to move weights that are off the manifold back to it. By default they raise
+        project: whether to move weights that are off the manifold back to it. The default raises
             an error.
         options: for ``optimizer``. ``weight_decay`` holds for free parameters only, ``maximize``
             for all parameters.

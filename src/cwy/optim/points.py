@@ -77,7 +77,7 @@ def check_point(what: str, p: Tensor, *, kernel: bool, project: bool) -> None:
             f"{what} is not on the manifold: max|XᴴX - I| is {error:.2g}. "
             f"To move it there pass project=True. {_IF_FREE}."
         )
-    # A smaller error is left alone, so that a loaded point continues bit by bit.
+    # A smaller error is left as it is, so that a loaded point continues bit by bit.
     if error > torch.finfo(p.dtype).eps ** 0.5:
         p.detach().copy_(as_weight(nearest_orthogonal(double(matrix)), p, kernel))
 

@@ -32,9 +32,9 @@ class StiefelSGD(StiefelOptimizer):
         retraction: "cayley" or "qr".
         maximize: whether to ascend.
         error_if_nonfinite: whether a gradient that is not finite raises an error, which
-            synchronizes with the host, or counts as zero. By default it raises only on the CPU.
+            synchronizes with the host, or counts as zero. The default raises only on the CPU.
         project: whether to move parameters that are off the manifold, now or after a later write,
-            to its nearest point. By default they raise an error.
+            to its nearest point. The default raises an error.
 
     Example:
         >>> x = torch.nn.Parameter(torch.eye(5, 2))

@@ -24,7 +24,7 @@ class Mark(Protocol):
 
 
 class _Watch:
-    """Which weights are watched, which were reported, and which optimizers were looked at."""
+    """Hold the weights that are watched, those reported, and the optimizers that were checked."""
 
     def __init__(self) -> None:
         self.marks: WeakSet[Any] = WeakSet()

@@ -20,7 +20,7 @@ class Stack(Protocol):
 
     @property
     def serves(self) -> bool:
-        """Whether the stack may be asked."""
+        """Return whether the stack may be asked."""
 
     def weight(self, chart: OrthogonalMap, free: tuple[Tensor, ...]) -> Tensor | None:
         """Return the weight of a map, or None if the map must compute it by itself."""
@@ -30,7 +30,7 @@ class OrthogonalMap(nn.Module):
     r"""A map from free parameters to matrices ``(*, N, M)`` with orthonormal columns.
 
     It is a parametrization for ``torch.nn.utils.parametrize``. A subclass defines :meth:`matrix`,
-    :meth:`free` (its inverse, or an error that states why there is none) and :meth:`sample`.
+    :meth:`free` (its inverse, or an error with the reason) and :meth:`sample`.
 
     The weight of a layer may be the matrix transposed (wide weights have orthonormal rows) or a
     convolution kernel, flattened from dimension 1. :meth:`forward` and :meth:`right_inverse` do
@@ -99,7 +99,7 @@ class OrthogonalMap(nn.Module):
 
     @property
     def _call(self) -> str:
-        """How errors name the map."""
+        """Return how errors name the map."""
         return f"{type(self).__name__}(n={self.n}, m={self.m})"
 
     def matrix(self, *free: Tensor) -> Tensor:

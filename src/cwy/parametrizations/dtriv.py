@@ -48,7 +48,7 @@ class DTRIV(SkewMap):
 
     def __init__(self, n: int, m: int | None = None, **like) -> None:
         super().__init__(n, m, **like)
-        # At least float32: a base rounded to half precision would not be orthogonal.
+        # The base is at least float32. Rounded to half precision it would not be orthogonal.
         dtype = torch.promote_types(self.dtype, torch.float32)
         base = torch.eye(n, dtype=dtype, device=self.device).repeat(*self.batch, 1, 1)
         self.register_buffer("base", base)
@@ -87,8 +87,8 @@ class DTRIV(SkewMap):
 def move_bases(model: nn.Module) -> list[nn.Parameter]:
     r"""Move the base of every "dtriv" weight to where the weight is, and its free parameter to 0.
 
-    Call it after every K-th step of the optimizer. What the optimizer remembers of these parameters
-    (momentum, second moments) was measured from the old base. Drop it as below, or keep it as an
+    Call it after every K-th step of the optimizer. The optimizer's state of these parameters
+    (momentum, second moments) belongs to the old base. Drop it as below, or keep it as an
     approximation.
 
     Args:

@@ -38,7 +38,7 @@ class OnManifold(OrthogonalMap):
         _foreign_steps.watch(self)
 
     def _module(self) -> nn.Module | None:
-        """Return the module of the marked parameter, or None if there is none or it is gone."""
+        """Return the module of the marked parameter, or None if it is gone or nothing is marked."""
         if self._owner is None:
             return None
         return self._owner()

@@ -86,8 +86,8 @@ def _inverse_root(g: Tensor) -> Tensor:
     if g.is_cuda and torch.cuda.is_current_stream_capturing():
         # cuSOLVER would fail now and from then on.
         raise RuntimeError(
-            "OWN: torch.linalg.eigh waits for the device, so it can't be recorded in a CUDA graph. "
-            "Use TCWY."
+            "OWN: torch.linalg.eigh synchronizes with the host, so it can't be captured in a CUDA "
+            "graph. Use TCWY."
         )
     r, _, root = _DualInverseRoot.apply(g)
     # Fake and meta tensors, and those under a transform, have no values to look at.

@@ -109,7 +109,7 @@ class SCORNN(SkewMap):
 def _inverse(c: Tensor) -> Tensor:
     """Return the upper triangle of the A whose Cayley transform this is.
 
-    At an eigenvalue -1 it is not finite, or huge.
+    An eigenvalue -1 makes it infinite, or huge.
     """
     eye = torch.eye(c.shape[-1], dtype=c.dtype, device=c.device)
     a = 2 * torch.linalg.solve_ex(eye + c, eye - c).result

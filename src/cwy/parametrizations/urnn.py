@@ -51,7 +51,7 @@ class URNN(ComplexMap):
     def _times(self, free: tuple[Tensor, ...], x: Tensor, adjoint: bool) -> Tensor:
         phase, v = free
         d1, d2, d3 = (self._between(d, x) for d in self._turns(phase).unbind(-2))
-        # A zero vector stands for no reflection.
+        # A zero vector means no reflection.
         unit = ops.wy_factors(v.mT).u
         u1, u2 = (self._between(u, x) for u in unit.unbind(-1))
         if adjoint:

@@ -37,7 +37,7 @@ class Accuracy:
 
 
 class CheckFailed(Exception):
-    """An implementation is not what it claims. The message says how."""
+    """Raised when an implementation is not what it claims. The message has the reason."""
 
 
 def differentiate(

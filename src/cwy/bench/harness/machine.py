@@ -44,7 +44,7 @@ def peak(call: Callable[[], object], device: torch.device) -> int:
 def bounded() -> Iterator[None]:
     """Make a CPU allocation beyond nine tenths of the free memory raise.
 
-    Without it Linux ends the process. On systems without such a limit this does nothing.
+    Linux would otherwise end the process. On systems without such a limit this does nothing.
     """
     if not psutil.LINUX:
         yield

@@ -58,7 +58,7 @@ class Plan:
 
     @property
     def device(self) -> torch.device:
-        """The device that is measured."""
+        """Return the device that is measured."""
         return torch.device(self.context.device)
 
 
@@ -82,7 +82,7 @@ class Ready:
 
     @property
     def complete(self) -> bool:
-        """Whether every kind of time has enough samples."""
+        """Return whether every kind of time has enough samples."""
         return all(len(timer.samples) >= FEWEST for timer in self.timers.values())
 
 
@@ -333,7 +333,7 @@ def prepare(entry: Entry, plan: Plan) -> Ready:
 def _graph(
     call: Callable[[], Any], expected: Any, device: torch.device, gate: torch.dtype
 ) -> Timer | str:
-    """Return a timer of a call as a CUDA graph or, if there is none, why not."""
+    """Return a timer of a call as a CUDA graph, or the reason why it cannot be captured."""
     try:
         with torch.cuda.device(device):
             captured = CapturedCall(call)
@@ -350,7 +350,7 @@ def _first(call: Callable[[], Any], device: torch.device, limit: float, what: st
     results = []
     seconds = clock(lambda: results.append(call()), device)
     if limit < seconds < 5 * limit:
-        # What is loaded on first use may have made it slow.
+        # Code that loads on first use may have made it slow.
         seconds = clock(call, device)
     if seconds > limit:
         raise TooSlow(f"one {what} took {seconds:.2g} s")

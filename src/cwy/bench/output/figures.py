@@ -8,11 +8,13 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullLocator
+from matplotlib.ticker import NullFormatter, NullLocator
 
-from ..._atomic import whole
+from ..._atomic import whole, write
+from ..._figures import INK, NARROW, STYLE, WIDE, Layout, svg
 from ..suites import Size, show_size
 from .rows import KINDS, Measurement, Panel, Time, caption
 from .tables import Last, are_steps, product, rate, ratios, times
@@ -43,23 +45,33 @@ def draw(panel: Panel, title: str, baseline: str, path: Path, means: bool = Fals
 
     With ``means`` the lines are means with their standard errors, else medians with quartiles.
     """
-    if len(panel.sizes) > 1:
-        figure = _lines(panel, baseline, means)
+    with rc_context(STYLE):
+        figure = _figure(panel, baseline, means, WIDE)
         figure.suptitle(title)
-    else:
-        figure = _bars(panel.found, baseline)
-        # Below the legend, which an outer title would cover.
-        figure.axes[0].set_title(f"{title}\n{_spelled_out(panel.form, panel.sizes[0])}")
-    below = _caption(panel.found)
-    if not _axis(panel).label:
-        names = ", ".join(show_size(size) for size in panel.sizes)
-        below = f"{panel.form}: {names}\n{below}"
-    _save(figure, below, path)
+        _save(figure, _caption(panel.found), path)
+
+
+def draw_for_pages(panel: Panel, baseline: str, stem: Path, means: bool = False) -> None:
+    """Draw the same for a page that has title and caption: ``stem.svg`` and ``stem-narrow.svg``."""
+    for layout, name in ((WIDE, f"{stem.name}.svg"), (NARROW, f"{stem.name}-narrow.svg")):
+        with rc_context(STYLE):
+            figure = _figure(panel, baseline, means, layout)
+        write(stem.with_name(name), svg(figure).encode())
+
+
+def _figure(panel: Panel, baseline: str, means: bool, layout: Layout) -> Figure:
+    if are_steps(panel.found):
+        # Modes of a step are many. The figure has the plain calls, and the tables have all.
+        plain = [one for one in panel.found if "(" not in one.entry]
+        panel = Panel(panel.form, panel.sizes, plain)
+    elif len(panel.sizes) > 1:
+        return _lines(panel, baseline, means, layout)
+    return _bars(panel, baseline, layout)
 
 
 def draw_all(last: Mapping[str, Last], path: Path) -> None:
     """Draw a line per benchmark: entries by their time as a multiple of ours."""
-    figure = Figure(figsize=(10, 1.6 + 0.75 * len(last)), layout="constrained")
+    figure = Figure(figsize=(9, 1.6 + 0.7 * len(last)), layout="constrained")
     axes = figure.subplots()
     groups = {
         "ours": {"color": SKY, "marker": "o", "label": "other methods of cwy"},
@@ -138,7 +150,7 @@ def _axis(panel: Panel) -> _Axis:
     return _Axis({name: i for i, name in enumerate(names)}, "", False, panel.form)
 
 
-def _lines(panel: Panel, baseline: str, means: bool) -> Figure:
+def _lines(panel: Panel, baseline: str, means: bool, layout: Layout) -> Figure:
     kinds = ["forward", "both"]
     titles = dict(KINDS)
     if are_steps(panel.found):
@@ -146,43 +158,62 @@ def _lines(panel: Panel, baseline: str, means: bool) -> Figure:
         titles["forward"] = "A step"
     if any(one.seconds("both_graph") for one in panel.found):
         kinds.append("both_graph")
-    figure = Figure(figsize=(4 + 4 * len(kinds), 6.5), layout="constrained")
-    panes = figure.subplots(1, len(kinds), sharey=True, squeeze=False)[0]
+        titles["both_graph"] = "Forward + backward, CUDA graph"
+    entries = len({one.entry for one in panel.found if one.ranked})
+    columns = _legend_columns(panel, layout)
+    legend = 0.24 * -(-entries // columns)
+    if layout.stacked:
+        panes_high = 2.9 * len(kinds)
+        grid = (len(kinds), 1)
+    else:
+        panes_high = 3.6
+        grid = (1, len(kinds))
+    figure = Figure(figsize=(layout.width, 0.6 + panes_high + legend), layout="constrained")
+    panes = figure.subplots(*grid, sharey=True, squeeze=False).flatten()
     axis = _axis(panel)
     styles = _styles(panel.found, baseline)
+    unit = "ms per call"
+    if panel.form.endswith("T"):
+        unit = "µs per step"
     for axes, kind in zip(panes, kinds, strict=True):
         lines = _Lines(panel, axis, kind, means)
         for entry, style in styles.items():
             lines.draw(axes, entry, style)
         lines.draw_limit(axes, baseline)
-        _label(axes, axis)
+        _label(axes, axis, crowded=len(kinds) > 2 and not layout.stacked)
         axes.set_title(titles[kind])
-    unit = "a call, ms"
-    if panel.form.endswith("T"):
-        unit = "a step, µs"
-    shown = "median and quartiles"
-    if means:
-        shown = "mean and standard error"
-    panes[0].set_ylabel(f"time {unit} ({shown})")
+        if layout.stacked or axes is panes[0]:
+            axes.set_ylabel(unit)
     panes[0].yaxis.set_major_formatter("{x:g}")
-    _legend(figure, panes[0], panel)
+    _legend(figure, panes[0], panel, columns)
     return figure
 
 
-def _label(axes: Axes, axis: _Axis) -> None:
+def _legend_columns(panel: Panel, layout: Layout) -> int:
+    """Return how many names fit next to each other below the panes."""
+    longest = max(len(one.entry) for one in panel.found)
+    return max(1, layout.letters // (longest + 7))
+
+
+def _label(axes: Axes, axis: _Axis, crowded: bool) -> None:
     ticks = list(axis.places.values())
-    axes.set(yscale="log", xlabel=axis.label or axis.letter)
+    apart = 1.3
+    if crowded and len(ticks) > 6:
+        apart = 2.2
+    elif crowded:
+        apart = 1.9
+    axes.set(yscale="log", xlabel=axis.label or axis.letter.replace("x", " × "))
     if axis.logarithmic:
         axes.set_xscale("log")
-        axes.set_xticks(ticks, _apart(ticks))
+        axes.set_xticks(ticks, _apart(ticks, apart))
     else:
         axes.set_xscale("linear")
-        axes.set_xticks(ticks, list(axis.places))
+        axes.set_xticks(ticks, [name.replace("x", "\n× ") for name in axis.places])
     axes.xaxis.set_minor_locator(NullLocator())
     axes.grid(which="major", alpha=0.3)
 
 
-def _legend(figure: Figure, axes: Axes, panel: Panel) -> None:
+def _legend(figure: Figure, axes: Axes, panel: Panel, columns: int) -> None:
     """List the entries, the slowest at the last size first."""
     handles, labels = axes.get_legend_handles_labels()
     by_label = dict(zip(labels, handles, strict=True))
@@ -191,9 +222,9 @@ def _legend(figure: Figure, axes: Axes, panel: Panel) -> None:
     figure.legend(
         [by_label[entry] for entry in slowest_first],
         slowest_first,
-        loc="outside right center",
+        loc="outside lower center",
+        ncols=columns,
         frameon=False,
-        fontsize="small",
     )
 
 
@@ -239,12 +270,12 @@ class _Lines:
             axes.plot(at, values, label=f"{baseline} at the product's rate", **LIMIT)
 
 
-def _apart(values: Sequence[int]) -> list[str]:
+def _apart(values: Sequence[int], ratio: float) -> list[str]:
     """Label ticks of a logarithmic axis. A label that would touch the one before is left out."""
     labels = []
     last = 0.0
     for value in values:
-        if value >= 1.25 * last:
+        if value >= ratio * last:
             labels.append(str(value))
             last = value
         else:
@@ -314,7 +345,7 @@ def _styles(found: Sequence[Measurement], baseline: str) -> dict[str, dict[str, 
         elif group == "peer":
             styles[entry] = _peer_style(i, dashes[packages[entry]])
         else:
-            color = ("black", "0.5")[i % 2]
+            color = (INK, "#8a8a8a")[i % 2]
             styles[entry] = {"color": color, "linestyle": ":", "linewidth": 1.5}
     return styles
 
@@ -331,18 +362,37 @@ def _our_style(i: int) -> dict[str, Any]:
 
 
 def _peer_style(i: int, dashes: Any) -> dict[str, Any]:
-    shade = str(0.25 + 0.4 * (i % 5) / 4)
-    style = {"color": shade, "linestyle": dashes, "linewidth": 0.9, "markerfacecolor": "white"}
+    shade = str(0.4 + 0.2 * (i % 5) / 4)
+    style = {"color": shade, "linestyle": dashes, "linewidth": 0.9, "markerfacecolor": "none"}
     return {**_marker(i), **style}
 
 
-def _bars(found: Sequence[Measurement], baseline: str) -> Figure:
+def _bars(panel: Panel, baseline: str, layout: Layout) -> Figure:
+    found = [panel.at(size) for size in panel.sizes]
+    entries = sum(len([one for one in at if one.ranked]) for at in found)
+    height = 0.9 + 0.7 * len(found) + 0.26 * entries
+    figure = Figure(figsize=(layout.width, height), layout="constrained")
+    panes = figure.subplots(len(found), 1, squeeze=False).flatten()
+    for axes, size, at in zip(panes, panel.sizes, found, strict=True):
+        _bars_of_a_size(axes, at, baseline)
+        axes.set_title(_spelled_out(panel.form, size))
+    unit = "forward + backward, ms"
+    if are_steps(panel.found):
+        unit = "a training step, ms"
+    panes[-1].set_xlabel(unit)
+    columns = 5
+    if layout.stacked:
+        columns = 2
+    handles, labels = panes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False)
+    return figure
+
+
+def _bars_of_a_size(axes: Axes, found: Sequence[Measurement], baseline: str) -> None:
     timed = [one for one in found if one.ranked]
     timed.sort(key=lambda one: -(one.ranked or 0))
-    figure = Figure(figsize=(10, 1.8 + 0.34 * len(timed)), layout="constrained")
-    axes = figure.subplots()
-    colors = {"ours": SKY, "peer": "0.8", "floor": "0.4"}
-    reference = next((one.seconds("both") for one in timed if one.entry == baseline), None)
+    colors = {"ours": SKY, "peer": "0.65", "floor": "0.5"}
+    reference = next((one.ranked for one in timed if one.entry == baseline), None)
     for i, one in enumerate(timed):
         color = colors[one.group]
         if one.entry == baseline:
@@ -351,21 +401,22 @@ def _bars(found: Sequence[Measurement], baseline: str) -> Figure:
         if reference and one.entry != baseline:
             _annotate(axes, i, one, reference)
     axes.set_yticks(range(len(timed)), [one.entry for one in timed])
-    axes.set(xscale="log", xlabel="forward + backward, ms (median; whiskers: quartiles)")
+    if not are_steps(found):
+        axes.set_xscale("log")
+        axes.xaxis.set_minor_formatter(NullFormatter())
     axes.xaxis.set_major_formatter("{x:g}")
-    axes.margins(x=0.2)
+    axes.margins(x=0.25)
     axes.grid(axis="x", alpha=0.3)
     shown = {
-        "plain product": colors["floor"],
+        "free weights": colors["floor"],
         baseline: BLUE,
-        "other method of cwy": colors["ours"],
+        "other form of cwy": colors["ours"],
         "peer": colors["peer"],
     }
     for label, color in shown.items():
         axes.barh([0], [0], color=color, label=label)
-    axes.plot([], [], "D", color=ORANGE, markeredgecolor="black", label="forward alone")
-    figure.legend(loc="outside upper center", ncols=5, frameon=False, fontsize="small")
-    return figure
+    if not are_steps(found):
+        axes.plot([], [], "D", color=ORANGE, markeredgecolor=INK, label="forward only")
 
 
 def _bar(axes: Axes, place: int, one: Measurement, color: str) -> None:
@@ -374,9 +425,11 @@ def _bar(axes: Axes, place: int, one: Measurement, color: str) -> None:
         return
     whisker = _whisker(time, means=False)
     reach = [[whisker.below * 1e3], [whisker.above * 1e3]]
-    axes.barh(place, whisker.middle * 1e3, xerr=reach, color=color, ecolor="0.2", capsize=2)
-    forward = (one.seconds("forward") or 0) * 1e3
-    axes.plot(forward, place, "D", color=ORANGE, markeredgecolor="black", markersize=6, zorder=4)
+    axes.barh(place, whisker.middle * 1e3, xerr=reach, color=color, ecolor=INK, capsize=2)
+    forward = one.seconds("forward")
+    if forward and one.seconds("both"):
+        at = forward * 1e3
+        axes.plot(at, place, "D", color=ORANGE, markeredgecolor=INK, markersize=6, zorder=4)
 
 
 def _annotate(axes: Axes, place: int, one: Measurement, reference: float) -> None:

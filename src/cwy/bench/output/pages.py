@@ -35,12 +35,12 @@ def section(folder: Path, bench: str) -> str:
     parts = []
     for place, found in records(folder, bench).items():
         where = found[0].context
-        parts.append(f"### {machine(where)}")
+        parts.append(f"## {machine(where)}")
         for panel in panels(BENCHES[bench], found):
             parts += _panel_parts(place, bench, panel)
         untimed = tables.untimed(found).plain.splitlines()
         if untimed:
-            parts.append("Without a time:\n\n" + "\n".join(f"- {line}" for line in untimed))
+            parts.append(folded("Without a time", "\n".join(f"- {line}" for line in untimed)))
         rows = f"rows: `results/bench/{place}/{bench}.csv`"
         parts.append(f"<small>{caption(where, found[0].dtype)}; {rows}</small>")
     if not parts:
@@ -50,11 +50,16 @@ def section(folder: Path, bench: str) -> str:
 
 def _panel_parts(place: str, bench: str, panel: Panel) -> Iterator[str]:
     title = f"{BENCHES[bench].about.rstrip('.')}, on {machine(panel.found[0].context)}"
-    path = picture(place, bench, panel.form)
-    yield f'<a href="{path}"><img src="{path}" alt="{title}"></a>'
-    for kind in KINDS:
-        if any(one.seconds(kind) for one in panel.found):
-            yield markdown(tables.overview(panel.found, panel.sizes, kind))
+    yield figure(picture(place, bench, panel.form), title)
+    timed = [kind for kind in KINDS if any(one.seconds(kind) for one in panel.found)]
+    views = [tables.overview(panel.found, panel.sizes, kind) for kind in timed]
+    for view in views:
+        # The table of plain calls is open, what the kernels take by themselves folds.
+        title = str(view.title)
+        if view is _plain(views):
+            yield f"**{title}**\n\n{markdown(view)}"
+        else:
+            yield folded(title, markdown(view))
     lines = []
     for size in panel.sizes:
         compared = tables.findings(panel.at(size), _baseline(bench, size, panel.found))
@@ -63,7 +68,29 @@ def _panel_parts(place: str, bench: str, panel: Panel) -> Iterator[str]:
     formulas = load(bench).formulas
     if formulas is not None:
         last = panel.sizes[-1]
-        yield markdown(tables.costs(panel.at(last), formulas(last)))
+        view = tables.costs(panel.at(last), formulas(last))
+        yield f"**{view.title}**\n\n{markdown(view)}"
+
+
+def _plain(views: Sequence[Table]) -> Table:
+    """Return the table of plain calls, forward and backward where both were timed."""
+    return views[min(1, len(views) - 1)]
+
+
+def figure(path: str, text: str) -> str:
+    """Return a figure in its form for this screen, which opens as a whole when clicked."""
+    narrow = path.replace(".svg", "-narrow.svg")
+    return (
+        f'<a class="figure" href="{path}"><picture>'
+        f'<source media="(max-width: 600px)" srcset="{narrow}">'
+        f'<img src="{path}" alt="{text}"></picture></a>'
+    )
+
+
+def folded(title: str, text: str) -> str:
+    """Return text that a reader unfolds."""
+    inside = "\n".join(f"    {line}".rstrip() for line in text.splitlines())
+    return f'??? note "{title}"\n\n{inside}'
 
 
 def draw(folder: Path, site: Path) -> None:
@@ -71,15 +98,103 @@ def draw(folder: Path, site: Path) -> None:
     for name, bench in BENCHES.items():
         for place, found in records(folder, name).items():
             for panel in panels(bench, found):
-                path = site / picture(place, name, panel.form)
+                path = site / "benchmarks" / picture(place, name, panel.form)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 base = _baseline(name, panel.sizes[-1], found)
-                figures.draw(panel, bench.about.rstrip("."), base, path, bench.means)
+                figures.draw_for_pages(panel, base, path.with_suffix(""), bench.means)
 
 
 def picture(place: str, bench: str, form: str) -> str:
-    """Return where a picture lies, from the root of the site."""
-    return f"benchmarks/{place}/{bench}-{form}.png"
+    """Return where a picture lies, from the pages of the benchmarks."""
+    return f"{place}/{bench}-{form}.svg"
+
+
+TITLES = {
+    "model": "Training steps",
+    "matrix": "Forming a matrix",
+    "multiply": "Multiplying by one",
+    "stiefel": "A step on the Stiefel manifold",
+    "rnn": "Recurrences",
+    "figure1c": "Figure 1c: three maps",
+    "figure2": "Figure 2: one reflection at a time",
+    "table1": "Table 1: every method",
+}
+"""The pages of the benchmarks, in the order in which they are summarized."""
+
+
+def summary(folder: Path) -> str:
+    """Compare ours with free weights and with the fastest rival, per benchmark and machine.
+
+    The times are of plain calls, forward and backward. A range is over the sizes.
+    """
+    lines = [
+        "| benchmark | machine | ours fastest? | ours ÷ free | fastest rival ÷ ours | which |",
+        "|---|---|---|---|---|---|",
+    ]
+    for bench, title in TITLES.items():
+        for found in records(folder, bench).values():
+            sizes = [(p, size) for p in panels(BENCHES[bench], found) for size in p.sizes]
+            compared = [_at(bench, panel, size) for panel, size in sizes]
+            floors = {str(i): one.floor for i, one in enumerate(compared) if one.floor}
+            ratios = {str(i): one.rival for i, one in enumerate(compared) if one.rival}
+            cells = [
+                f"[{title}](benchmarks/{bench}.md)",
+                machine(found[0].context),
+                _verdict(list(ratios.values())),
+                _span(floors),
+                _span(ratios),
+                ", ".join(dict.fromkeys(f"`{one.name}`" for one in compared if one.name)) or "–",
+            ]
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """Hold our time as a multiple of the floor's, and the fastest rival's as a multiple of ours."""
+
+    floor: float | None
+    rival: float | None
+    name: str = ""
+
+
+def _at(bench: str, panel: Panel, size: Size) -> _Compared:
+    found = panel.at(size)
+    ours = _baseline(bench, size, panel.found)
+    base = next((one.ranked for one in found if one.entry == ours), None)
+    if not base:
+        return _Compared(None, None)
+    floors = [one.ranked for one in found if one.group == "floor" and one.ranked]
+    plain = None
+    if floors:
+        plain = base / floors[0]
+    others = []
+    for one in tables.rivals(found, ours):
+        # A mode, as in "cwy (compiled)", is compared with the same mode.
+        alike = one.entry.partition(" (")[2] == ours.partition(" (")[2]
+        if one.ranked and (alike or bench != "model"):
+            others.append((one.ranked / base, one.entry))
+    if not others:
+        return _Compared(plain, None)
+    ratio, name = min(others)
+    return _Compared(plain, ratio, name)
+
+
+def _verdict(ratios: Sequence[float]) -> str:
+    """Say whether ours is the fastest: yes, in part or no."""
+    if not ratios:
+        return "–"
+    ahead = sum(ratio > 1 for ratio in ratios)
+    if ahead == len(ratios):
+        return verdict("yes")
+    if ahead:
+        return f"{verdict('in part')}: at {ahead} of {len(ratios)} sizes"
+    return verdict("no")
+
+
+def verdict(word: str) -> str:
+    """Write yes, in part or no in its color."""
+    return f'<span class="verdict-{word.split()[-1]}">{word}</span>'
 
 
 @dataclass(frozen=True)
@@ -186,7 +301,7 @@ def _graphs(both: Mapping[str, float], plain: Mapping[str, float], capturable: s
     if both:
         return f"; both as CUDA graphs ({capturable}) {_span(both)}"
     if plain:
-        return f"; ours alone as a CUDA graph {_span(plain)}"
+        return f"; only ours as a CUDA graph {_span(plain)}"
     return ""
 
 
@@ -214,11 +329,11 @@ def markdown(view: Table) -> str:
     """Write a table of the terminal as one of Markdown."""
     columns = []
     for column in view.columns:
-        heading = str(column.header).replace("\n", " ")
+        heading = str(column.header).replace("\nx", "x").replace("\n", " ")
         columns.append([heading, *map(str, column.cells)])
     heading, *rows = zip(*columns, strict=True)
     lines = [heading, ["---", *["---:"] * (len(columns) - 1)], *rows]
-    return f"**{view.title}**\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _baseline(bench: str, size: Size, found: Sequence[Measurement]) -> str:

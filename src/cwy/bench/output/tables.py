@@ -222,7 +222,7 @@ def _ahead_forward(compared: Sequence[Measurement], ours: Measurement) -> str:
             ahead.append(_named(one.entry, forward / base))
     if not ahead:
         return ""
-    return f" Faster forward alone: {', '.join(ahead)}."
+    return f" Faster only forward: {', '.join(ahead)}."
 
 
 def _named(entry: str, ratio: float) -> str:
@@ -310,7 +310,7 @@ def _why_ungraphed(one: Measurement) -> str:
     if not any(timed.endswith("_graph") for timed in one.times):
         return why
     if kind == "forward_graph":
-        return f"forward alone: {why}"
+        return f"only forward: {why}"
     return f"forward + backward: {why}"
 
 

@@ -1,4 +1,4 @@
-"""What is timed. This file names the benchmarks, and reads their sizes, without loading torch.
+"""Name what is timed. This file lists the benchmarks and reads their sizes without loading torch.
 
 A benchmark has one :class:`Bench` here, which the command line shows, and one :class:`Suite`,
 which :func:`load` imports when the benchmark runs.
@@ -54,7 +54,7 @@ class Bench:
 
     @property
     def usual_nonlinearities(self) -> tuple[str, ...]:
-        """The default nonlinearities, one by one."""
+        """Return the default nonlinearities, one by one."""
         return tuple(name for name in self.nonlinearities.split(",") if name)
 
 
@@ -145,7 +145,7 @@ BENCHES = {
         ),
         Bench(
             "table1",
-            "The paper's Table 1: a recurrence by every method, beside the formulas.",
+            "The paper's Table 1: a recurrence by every method, next to the formulas.",
             ("NxLxBxT",),
             "256x64x16x50,512x64x16x50",
             "128x32x16x20,256x32x16x20",
@@ -223,7 +223,7 @@ def show_size(size: Size) -> str:
 
 
 def _work(size: Size) -> tuple[int, int, Size]:
-    """Order sizes by the number of entries. A square N stands for N x N, and ties go by N."""
+    """Order sizes by the number of entries. A square N means N x N, and ties go by N."""
     if len(size) == 1:
         return 1, size[0] ** 2, size
     return len(size), math.prod(size), size

@@ -1,4 +1,4 @@
-"""What the first call of a recurrence's kernels costs: compiled, from the disk, and warm."""
+"""Time the first call of a recurrence's kernels: compiled, from the disk, and warm."""
 
 from __future__ import annotations
 

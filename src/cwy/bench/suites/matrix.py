@@ -39,7 +39,7 @@ def entries(size: Size) -> list[Entry]:
     """List one matrix product as the floor, every method that serves the size, and the peers.
 
     Skew-symmetric matrices are Gaussian. Their largest angle is about 1 radian unless the entry
-    says otherwise.
+    states otherwise.
     """
     shape = _shape(size)
     return [_floor(shape), *_ours(shape), *_torch(shape), *_packages(shape)]

@@ -5,8 +5,8 @@ exponential and the Cayley map. As in the paper, reflection vectors have standar
 and skew-symmetric arguments are X - Xᵀ with such an X.
 
 Figure 2: a recurrence through L reflections one after another (HR), and through all of them at once
-(CWY), from the reflection vectors, with the nonlinearity of the paper's translation: abs. CWY's
-factors are computed once for all steps, on the clock.
+(CWY). It starts from the reflection vectors and has the nonlinearity of the paper's translation,
+abs. CWY computes its factors once for all steps. The time includes that.
 
 Table 1: T steps of a recurrence of N units by every square method, from its free parameters.
 h_t = Q h_{t-1} + x_t for a batch of B. The nonlinearity changes no cost, and without one the states
@@ -161,7 +161,7 @@ def _loop(size: Size) -> Entry:
         inputs, h0 = _reflections(size, dtype, device)
         return Case(partial(call, h0), inputs, partial(call, double(h0)), None)
 
-    about = "u, t = ops.wy_factors(v), then a loop of three products a step; autograd"
+    about = "u, t = ops.wy_factors(v), then a loop of three products per step, by autograd"
     return Entry("cwy, eager loop", about, make)
 
 
@@ -215,7 +215,7 @@ def _method(method: Method, size: Size, options: dict[str, int]) -> Entry:
     how = "Q formed"
     use = _formed
     if method.name == "cwy":
-        how = "by factors, or Q formed where that is faster"
+        how = "in low-rank form, or with Q formed if that is faster"
         use = _factored
     elif multiplies_without_q(method):
         how = "each step multiply(free, h)"
@@ -246,7 +246,7 @@ def _moved(size: Size) -> Entry:
     """Time a step on the manifold, then the rollout by what it moved.
 
     On the manifold the transition is there already. Nothing is differentiated through the step:
-    what it moved is a leaf, and so is the zero that stands for it here.
+    what it moved is a leaf, and so is the zero in its place here.
     """
     n, _, batch, steps = size
 

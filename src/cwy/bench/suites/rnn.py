@@ -1,11 +1,11 @@
 """The benchmark ``rnn``: T steps of a recurrence of N units for a batch of B.
 
-On the clock is the op :func:`~cwy.ops.rollout` over inputs ``x (T, B, N)`` that are mapped already.
-x, the transition (Q, or the factors u and t of L reflections) and the bias are differentiated.
+The timed call is the op :func:`~cwy.ops.rollout` over mapped inputs ``x (T, B, N)``. It has
+gradients of x, of the transition (Q, or the factors u and t of L reflections) and of the bias.
 
 The gate compares with float64, and at a kink of a nonlinearity float32 may round to the other side.
-One such sign changes the gradient of every step before it. So the inputs are moved, off the clock,
-until no z is within ``MARGIN`` of a kink. The tolerance stays that of every benchmark.
+One such sign changes the gradient of every step before it. So the inputs are moved before the
+timing, until no z is within ``MARGIN`` of a kink. The tolerance stays that of every benchmark.
 """
 
 from __future__ import annotations

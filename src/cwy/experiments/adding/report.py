@@ -33,8 +33,8 @@ DESCRIPTIONS = {
     "adding": Description(
         title="Adding",
         panels={"T": "T"},
-        about="Of T numbers, uniform in [0, 1], two are marked; the answer is their sum. "
-        "Always to answer 1 has a mean squared error of 1/6. Not in the paper.",
+        about="Two of T numbers, uniform in [0, 1], are marked, and the answer is their sum. "
+        "The constant answer 1 has a mean squared error of 1/6. The paper does not have this task.",
         curves=(
             Curve(
                 "loss",
@@ -45,20 +45,20 @@ DESCRIPTIONS = {
             ),
         ),
         columns=(
-            Column("final loss", lambda run: run.last("train", "loss"), number),
+            Column("final training loss", lambda run: run.last("train", "loss"), number),
             Column(
                 "answers within 0.04",
                 lambda run: run.last("test", "accuracy"),
                 lambda share: f"{share:.1%}",
             ),
             Column(
-                "under 0.01 at iteration",
+                "training loss under 0.01 at iteration",
                 lambda run: run.crossing(0.01),
                 lambda step: f"{step:,.0f}",
                 "never",
             ),
             Column(
-                "under 0.001 at iteration",
+                "training loss under 0.001 at iteration",
                 lambda run: run.crossing(0.001),
                 lambda step: f"{step:,.0f}",
                 "never",

@@ -127,13 +127,13 @@ def _finding(series: Sequence[Series]) -> str:
         norms = "no vector ever gets shorter"
     fitted = [one for one in series if all(slope(run) for run in one.runs)]
     if not fitted:
-        return f"too short to fit a slope; {norms}"
+        return f"too short to fit a slope, and {norms}"
     fits = [_over_seeds(one) for one in fitted]
     slopes = listed([f"{_text(fit)} ({one.label})" for one, fit in zip(fitted, fits, strict=True)])
     verdict = "NOT as fast as the theorem's −0.5"
     if all(fit.value <= THEOREM + fit.error for fit in fits):
         verdict = "as fast as the theorem's −0.5 or faster"
-    return f"the squared gradient falls with slope {slopes}, {verdict}; {norms}"
+    return f"the squared gradient falls with slope {slopes}, {verdict}, and {norms}"
 
 
 def _slope_value(run: Run) -> float | None:
@@ -155,7 +155,7 @@ DESCRIPTIONS = {
         title="Convergence",
         about="Stochastic gradient descent with step k^−0.5 on a smooth random objective over "
         "O(N) (cwy) and St(N, M) (tcwy), from one start, with independent noise in each replica. "
-        "Theorem 4: the smallest expected squared gradient so far is o(K^(−0.5+ε)); its proof: "
+        "Theorem 4: the smallest expected squared gradient so far is o(K^(−0.5+ε)). By its proof, "
         "the norms of the vectors never decrease. Slopes are fitted in log-log over the last "
         "decade of K.",
         curves=(

@@ -56,7 +56,7 @@ def finding(series: Sequence[Series]) -> str:
         if not better:
             clause += " beat the no-memory baseline"
         clauses.append(clause)
-    return "; ".join(clauses)
+    return ". ".join(clauses)
 
 
 def _published(config: Config) -> str | None:
@@ -72,33 +72,33 @@ DESCRIPTIONS = {
         panels={"T": "T"},
         about="Ten symbols are shown, then T blanks, then a cue to write the symbols down. "
         "A model that remembers nothing can do no better than the baseline, 10 ln 8/(T + 20). "
-        "The paper: CWY goes to zero, faster than exprnn and dtriv; scornn does not get there; "
-        "the LSTM never beats the baseline.",
+        "The paper: CWY goes to zero, faster than exprnn and dtriv. scornn does not get there, "
+        "and the LSTM never beats the baseline.",
         curves=(
             Curve(
                 "loss",
                 "loss",
-                "cross-entropy, nats a position (training)",
+                "training cross-entropy, nats per position",
                 scale="log",
                 baseline=Baseline("no memory", baseline),
             ),
         ),
         columns=(
             Column("held-out loss", lambda run: run.last("test", "loss"), number),
-            Column("times under the baseline", _gain, _gain_text),
+            Column("baseline / held-out loss", _gain, _gain_text),
             Column(
                 "symbols recalled",
                 lambda run: run.last("test", "accuracy"),
                 lambda share: f"{share:.1%}",
             ),
             Column(
-                "under 0.01 at iteration",
+                "training loss under 0.01 at iteration",
                 lambda run: run.crossing(0.01),
                 lambda step: f"{step:,.0f}",
                 "never",
             ),
             Column(
-                "under 0.001 at iteration",
+                "training loss under 0.001 at iteration",
                 lambda run: run.crossing(0.001),
                 lambda step: f"{step:,.0f}",
                 "never",

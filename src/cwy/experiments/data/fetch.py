@@ -27,7 +27,7 @@ from .unpack import member, unpack, unpacked
 TIMEOUT = 30
 """Seconds that a server may be silent."""
 PATIENCE = 3600.0
-"""Seconds that one file may take in all. Another call goes on with what has come by then."""
+"""Seconds that one file may take in all. Another call continues from there."""
 LIMIT = 1 << 30
 """The most bytes of a file whose size is not known."""
 BLOCK = 1 << 16
@@ -146,8 +146,8 @@ def fetch(
 ) -> Path:
     """Download the files of a data set that are missing, and return their folder.
 
-    A file has a temporary name until its hash is right. A later attempt goes on where an earlier
-    one stopped. Of several processes one fetches and the others wait.
+    A file has a temporary name until its hash is right. A later attempt continues where an
+    earlier one stopped. One of several processes fetches, and the others wait.
 
     Args:
         dataset: the set.
@@ -248,7 +248,7 @@ class _Transfer:
             raise OSError(f"the connection ended after {done} of {self.file.size} bytes")
 
     def _continue(self, done: int) -> None:
-        """Ask once for the bytes from ``done`` on. What comes before a break is kept."""
+        """Ask once for the bytes from ``done`` on. It keeps what arrives before a break."""
         headers = {}
         if done:
             headers["Range"] = f"bytes={done}-"
@@ -310,7 +310,8 @@ def _within(seconds: float, transfer: _Transfer) -> None:
         transfer.over.set()
     if thread.is_alive():
         raise OSError(
-            f"it took longer than {seconds:g} seconds. What has come is kept: fetch again to go on"
+            f"it took longer than {seconds:g} seconds. The bytes that arrived are kept: "
+            "fetch again to continue"
         )
     for error in errors:
         raise error

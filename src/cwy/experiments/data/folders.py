@@ -1,4 +1,4 @@
-"""Where data sets and decoded videos are kept: in folders that the user names, or in a cache.
+"""Find the folders of data sets and decoded videos: those that the user names, or a cache.
 
 The page "Cache folders and downloads" of the decisions explains why the library's own cache of
 kernels does without platformdirs.

@@ -72,8 +72,8 @@ def load(action: str, root: Path | None = None) -> Videos:
     """Return the sequences of one action, by persons.
 
     They are those of the videos that are here, which may be a part of the set, decoded once
-    (:func:`~.videos.cached`). Where neither videos nor decoded frames are here, the action is
-    fetched.
+    (:func:`~.videos.cached`). The action is fetched if neither videos nor decoded
+    frames are here.
 
     Args:
         action: one of ACTIONS.

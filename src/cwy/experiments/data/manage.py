@@ -1,4 +1,4 @@
-"""What ``cwy data`` does: list, check, fetch and decode the data sets."""
+"""List, check, fetch and decode the data sets, as ``cwy data`` does."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _print_folder(console: Console) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What a check found of one data set.
+    """Hold what a check found of one data set.
 
     Attributes:
         right: how many parts are as they should be.

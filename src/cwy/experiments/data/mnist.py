@@ -27,7 +27,7 @@ class Mnist(NamedTuple):
 
 
 def load(root: Path | None = None) -> Mnist:
-    """Return MNIST from the data folder. Files are checked by hash, and fetched if need be.
+    """Return MNIST from the data folder. Files are checked by hash, and fetched if missing.
 
     Args:
         root: the folder that holds ``mnist/``, by default :func:`~.folders.default_root`.

@@ -10,7 +10,7 @@ from .unpack import member
 
 
 def load(root: Path | None = None) -> bytes:
-    """Return lines of English, a tab, Spanish. They are checked by hash, and fetched if need be.
+    """Return lines of English, a tab, Spanish. They are checked by hash, and fetched if missing.
 
     Args:
         root: the folder that holds ``tatoeba/``, by default :func:`~.folders.default_root`.

@@ -23,7 +23,7 @@ def unpacked(archive: Path) -> Path:
 def unpack(archive: Path) -> Path:
     """Unpack a .zip or .tar.* whole or not at all, and return the folder.
 
-    Of several processes one unpacks and the others wait.
+    One of several processes unpacks, and the others wait.
     """
     target = unpacked(archive)
     if target.is_dir():

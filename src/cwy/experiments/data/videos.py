@@ -17,7 +17,7 @@ from .fetch import DataError, digest
 from .folders import frames_root
 
 VERSION = "1"
-"""The version of how frames are made. A cache of another version is made anew."""
+"""The version of how frames are made. A cache of another version is made again."""
 SIDE = 128
 SPLITS = ("train", "validation", "test")
 
@@ -51,7 +51,7 @@ def cached(name: str, sources: Mapping[str, Path], make: Callable[[], Videos]) -
 
     Args:
         name: of the file in :func:`~.folders.frames_root`.
-        sources: every file that the frames are made of. Without any, the cache is taken as it is.
+        sources: every file that the frames are made of. If empty, the cache is taken as it is.
         make: decodes the sources.
     """
     path = _path(name)
@@ -108,7 +108,7 @@ def read(path: Path) -> tuple[Videos, dict]:
         OSError,
     ) as error:
         raise DataError(
-            f"{path} is damaged: {error}. Delete it, to decode the videos anew."
+            f"{path} is damaged: {error}. Delete it to decode the videos again."
         ) from None
 
 

@@ -113,7 +113,7 @@ class State:
         steps: int,
         say: Callable[[str], object],
     ) -> bool:
-        """Read the last whole checkpoint. Return False if there is none.
+        """Read the last whole checkpoint. Return False if no checkpoint is whole.
 
         Args:
             folder: of the checkpoints.
@@ -286,7 +286,7 @@ def parse(content: bytes) -> dict[str, Any]:
 
 
 def last(folder: Path, say: Callable[[str], object]) -> bytes:
-    """Return the newest checkpoint that is whole, or no bytes where there is none.
+    """Return the newest checkpoint that is whole, or no bytes.
 
     Damaged ones are reported to ``say``. If no checkpoint is whole, the call raises: no run is
     started again silently.
@@ -299,7 +299,7 @@ def last(folder: Path, say: Callable[[str], object]) -> bytes:
         except Damaged as damage:
             say(f"{damage} Trying the one before.")
         else:
-            # What can't be read is not kept as one of the last two.
+            # A file that can't be read does not count as one of the last two.
             for damaged in paths[: paths.index(path)]:
                 damaged.rename(damaged.with_suffix(".damaged"))
             return content
@@ -332,7 +332,7 @@ def _check_found(run: dict[str, Any]) -> None:
         named = type(best["metric"]) is str and type(best["step"]) is int
         value = best["value"]
         if not named or type(value) not in (int, float) or not math.isfinite(value):
-            raise Damaged("its best evaluation is none.")
+            raise Damaged("its best evaluation is missing.")
     for level, step in run.get("crossings", {}).items():
         if not math.isfinite(float(level)) or type(step) not in (int, NoneType):
             raise Damaged("its crossings are no steps.")

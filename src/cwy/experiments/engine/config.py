@@ -42,7 +42,7 @@ class ConfigError(ValueError):
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of every task; a task adds its own fields. Numbers are positive, None is ``none``.
+    """Hold the settings of every task. A task adds fields. Numbers are positive, None is ``none``.
 
     Attributes:
         batch_size: examples per step, over all processes together.

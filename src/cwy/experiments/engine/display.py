@@ -1,4 +1,4 @@
-"""What a run shows in the terminal. Showing never synchronizes with the device."""
+"""Show a run in the terminal, without ever synchronizing with the device."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ METRICS = {
 class Display:
     """Show the progress of one run on a console.
 
-    Without a console it is silent, as on every rank but the first.
+    It prints nothing without a console, as on every rank but the first.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Display:
         Args:
             settings: of the run.
             unused: the settings that mean nothing to it, which are left out.
-            step: where it goes on.
+            step: where it continues.
             total: steps of the whole run.
             facts: of the data.
         """
@@ -126,7 +126,7 @@ class Display:
         self._draw(now)
 
     def show(self, step: int, split: str, metrics: dict[str, float]) -> None:
-        """Update the bar. Without a terminal, print a line for each evaluation."""
+        """Update the bar, or print a line for each evaluation without a terminal."""
         if self.console is None:
             return
         self._step = step

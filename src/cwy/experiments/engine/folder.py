@@ -35,7 +35,7 @@ LATEST = 10**12
 
 @dataclass(frozen=True)
 class Folder:
-    """A run folder; see docs/experiments.md for what it holds."""
+    """Read and write a run folder. docs/experiments.md lists what it holds."""
 
     path: Path
 
@@ -204,11 +204,11 @@ def _digest(weights: dict[str, Tensor], complex_names: list[str]) -> str:
 
 
 class Log:
-    """Append to ``metrics.jsonl`` and TensorBoard, without gaps or repeats when a run goes on.
+    """Append to ``metrics.jsonl`` and TensorBoard, without gaps or repeats when a run continues.
 
     Args:
         folder: of the run.
-        step: where the run goes on. Later lines are dropped, because they will come again.
+        step: where the run continues. Later lines are dropped, because they will come again.
         due: whether the evaluation of that step will come again, too.
     """
 

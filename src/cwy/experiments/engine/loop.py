@@ -40,7 +40,7 @@ class Loop:
 
     Args:
         settings: of the run.
-        folder: where it lies. If it holds a checkpoint, the run goes on from it.
+        folder: where it lies. If it holds a checkpoint, the run continues from it.
         group: the processes.
         display: shows the progress.
     """
@@ -67,7 +67,7 @@ class Loop:
         self.guard = Guard(self.model, self.device)
         crossings: dict[str, int | None] = {f"{value:g}": None for value in self.task.crossings}
         self.state = State(settings.to_dict(), crossings=crossings)
-        # As it is now: the code may be changed while the run goes on.
+        # As it is now, because the code may change during the run.
         self.environment = environment(settings, self.device)
         self.clock = Clock()
         self.log: Log | None = None
@@ -88,7 +88,7 @@ class Loop:
 
         Args:
             stop: hears of signals.
-            leave: for :meth:`Stop.ending` inside the first step. Without it, a signal waits for
+            leave: for :meth:`Stop.ending` inside the first step. Otherwise a signal waits for
                 the end of that step.
 
         Raises:

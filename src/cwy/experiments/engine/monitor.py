@@ -1,4 +1,4 @@
-"""What a run measures of itself: metrics, training time, and whether it can go on."""
+"""Measure a run: metrics, training time, and whether it can continue."""
 
 from __future__ import annotations
 
@@ -130,8 +130,8 @@ class Meter:
 class Guard:
     """Keep non-finite values from the weights, and check how orthogonal the weights are.
 
-    From the first step whose loss or gradient is not finite, all gradients are zero. This is
-    decided on the device. The loop finds out at the next reading.
+    All gradients are zero from the first step whose loss or gradient is not finite. This is decided
+    on the device. The loop finds out at the next reading.
     """
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:

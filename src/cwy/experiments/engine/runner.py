@@ -26,7 +26,7 @@ from .task import Settings, differences
 
 FAILED = 1
 MEASURES = ("loss", "accuracy", "bleu")
-AGAIN = "The same command goes on with all of them."
+AGAIN = "The same command continues all of them."
 
 
 class RunError(Exception):
@@ -35,7 +35,7 @@ class RunError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """What ``cwy train`` is asked for: one run of every method with every seed.
+    """Hold the request of ``cwy train``: one run of every method with every seed.
 
     Attributes:
         what: ``TASK`` or ``TASK/RECIPE``.
@@ -122,7 +122,7 @@ def train(sweep: Sweep, console: Console, stop: Stop) -> int:
 
 
 def resume(path: Path, device: str | None, console: Console, stop: Stop) -> int:
-    """Go on from the last checkpoint, or from the start if there is none.
+    """Continue from the last checkpoint, or from the start without one.
 
     A finished run is left as it is.
     """

@@ -1,4 +1,4 @@
-"""Signals that stop a run, and output streams that may close while it goes on.
+"""Signals that stop a run, and output streams that may close during it.
 
 SIGTERM, Ctrl-C and a closed terminal (SIGHUP) ask to stop. A second signal ends at once.
 """

@@ -131,7 +131,7 @@ class Task(ABC, Generic[C]):
     Published ones are added, never edited.
     """
     best: ClassVar[Best | None]
-    """By what a run keeps its best state. None keeps none."""
+    """The metric by which a run keeps its best state. None keeps none."""
     precision: ClassVar[str] = "float32"
     """The precision where none is named."""
     crossings: ClassVar[tuple[float, ...]] = ()

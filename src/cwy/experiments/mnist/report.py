@@ -71,7 +71,7 @@ def _description(title: str, about: str, published: Callable[[Config], str | Non
             Curve(
                 "loss",
                 "loss",
-                "cross-entropy, nats (training)",
+                "training cross-entropy, nats",
                 along="epoch",
                 along_label="epoch",
                 scale="log",
@@ -79,15 +79,15 @@ def _description(title: str, about: str, published: Callable[[Config], str | Non
             ),
         ),
         columns=(
-            Column("final test accuracy", lambda run: run.last("test", "accuracy"), percent),
-            Column("best test accuracy", lambda run: run.best("test", "accuracy"), percent),
+            Column("test accuracy at the end", lambda run: run.last("test", "accuracy"), percent),
+            Column("best test evaluation", lambda run: run.best("test", "accuracy"), percent),
         ),
         finding=_finding,
         published=published,
     )
 
 
-ABOUT = "The 784 pixels of a digit are read one by one, and its class is told from the last state."
+ABOUT = "A network reads the 784 pixels of a digit one by one and classifies it by its last state."
 DESCRIPTIONS = {
     "mnist": _description(
         "Pixel-by-pixel MNIST",

@@ -31,8 +31,8 @@ class Encoder(nn.Module):
     Padding influences neither the states up to a sentence's end nor the state at the end.
 
     Returns:
-        From ``x (T, B, inputs)`` and ``real (B, T)``, true up to each sentence's end: the states
-        ``(T, B, N)``, and the state at each end.
+        The states ``(T, B, N)`` of ``x (T, B, inputs)``, and the state at the end of each sentence.
+        ``real (B, T)`` is true up to that end.
     """
 
     def __init__(

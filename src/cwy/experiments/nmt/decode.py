@@ -33,7 +33,7 @@ def _search(model: Translator, source: Tensor, limit: int, beams: int) -> list[l
     reader = reader.repeated(beams)
     state = tuple(part.repeat_interleave(beams, 0) for part in state)
     words = torch.full((batch * beams, 1), START, device=device)
-    # At first all beams are equal, and one is enough.
+    # All beams are equal at first, and one is enough.
     scores = torch.full((batch, beams), -torch.inf, dtype=model.score.dtype, device=device)
     scores[:, 0] = 0
     # Log-probabilities after an end: padding, at no cost.

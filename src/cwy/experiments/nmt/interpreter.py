@@ -102,7 +102,7 @@ class Interpreter:
         corpus = load(self.config, self.settings.seed)
         if not self.model.data.items() <= corpus.identity.items():
             raise ConfigError(
-                "the data have changed since the run: what it did not see can't be told any more."
+                "the data have changed since the run, so its held-out pairs are unknown."
             )
         for pair in corpus.held_out[:count]:
             translation = self.translate(" ".join(pair.source), beams)

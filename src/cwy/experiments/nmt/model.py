@@ -45,8 +45,8 @@ class Translator(nn.Module):
         data: the words of both languages and more, as :attr:`~.corpus.Corpus.identity` has them.
 
     Returns:
-        From ``source (B, S)`` and ``given (B, T)``, the word before each predicted one: logits
-        ``(T, B, words)``.
+        Logits ``(T, B, words)`` of ``source (B, S)`` and ``given (B, T)``, the word before each
+        predicted one.
     """
 
     def __init__(

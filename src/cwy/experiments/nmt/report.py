@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
-from statistics import mean, median
+from statistics import mean
 from typing import NamedTuple
 
 from ..report.describe import Column, Config, Curve, Description, Series
@@ -66,15 +65,11 @@ SHOWN = 4
 
 
 def epoch_seconds(run: Run) -> float | None:
-    """Return the median time of an epoch, without the first, which captures CUDA graphs.
-
-    A run of one epoch has the time of that one.
-    """
-    ends = [0.0, *(row["seconds"] for row in run.metrics if row["split"] != "train")]
-    times = [after - before for before, after in pairwise(ends)]
-    if not times:
+    """Return the training time divided by the epochs done."""
+    epochs = run.curve("train", "epoch")[1]
+    if not epochs:
         return None
-    return median(times[1:] or times)
+    return run.seconds / epochs[-1]
 
 
 def _last(metric: str) -> Callable[[Run], float | None]:
@@ -134,7 +129,7 @@ def _over_epochs(split: str, name: str) -> Curve:
     return Curve(
         split,
         "loss",
-        f"cross-entropy, nats a word ({name})",
+        f"{name} cross-entropy, nats per word",
         split=split,
         along="epoch",
         along_label="epoch",
@@ -148,26 +143,26 @@ DESCRIPTIONS = {
         panels={"hidden_size": "N", "epochs": "epochs", "validation": "validation"},
         about="Sentences are translated by an encoder and a decoder with additive attention: "
         "Tatoeba's from Spanish into English, unless the settings name a file. "
-        "Loss and perplexity are those of a word, in nats, with the words before given. "
+        "Loss and perplexity are per word, in nats, with the words before given. "
         "As we read the paper's tables, its loss is a mean over targets padded to the longest of "
-        "the corpus, and its perplexity 2^loss; both are given, too. "
+        "the corpus, and its perplexity is 2^loss. The table has both. "
         "BLEU is of greedy translations, lower-case and without accents. "
-        "All at the end of training, on pairs that were not seen. "
-        "What is published is of ten epochs at a rate of 1e-2.",
+        "All numbers are from the end of training, on pairs that were not seen. "
+        "The published ones are of ten epochs at a learning rate of 1e-2.",
         curves=(
             _over_epochs("test", "test"),
             _over_epochs("validation", "validation"),
             _over_epochs("train", "training"),
         ),
         columns=(
-            Column("loss a word", _last("loss"), "{:.3f}".format),
-            Column("perplexity", _last("perplexity"), "{:.4g}".format),
-            Column("loss as the paper's", _last("paper_loss"), "{:.3f}".format),
-            Column("perplexity as the paper's", _last("paper_perplexity"), "{:.4g}".format),
+            Column("held-out loss per word", _last("loss"), "{:.3f}".format),
+            Column("held-out perplexity", _last("perplexity"), "{:.4g}".format),
+            Column("loss as the paper counts", _last("paper_loss"), "{:.3f}".format),
+            Column("perplexity as the paper counts", _last("paper_perplexity"), "{:.4g}".format),
             Column("BLEU", _last("bleu"), "{:.1f}".format),
             Column("parameters, M", _parameters, "{:.3g}".format),
-            Column("time an epoch", epoch_seconds, duration),
-            Column("the same over LSTM's", epoch_seconds, "{:.2f}".format, against="lstm"),
+            Column("time per epoch", epoch_seconds, duration),
+            Column("time per epoch / LSTM's", epoch_seconds, "{:.2f}".format, against="lstm"),
         ),
         finding=_finding,
         published=_published,

@@ -1,20 +1,17 @@
-"""The figures: every seed thin, their mean thick, the baseline dashed.
-
-They are PNG and SVG files, and SVG elements of a page.
-"""
+"""The figures: every seed thin, their mean thick and with marks, the baseline dashed."""
 
 from __future__ import annotations
 
-import io
 import math
 import re
-from collections import Counter
 from collections.abc import Sequence
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from markupsafe import Markup
 
+from ..._figures import INK, STYLE, WIDE, Layout
 from .describe import Curve, Series
 from .panels import Panel
 
@@ -51,43 +48,41 @@ COLORS = {
 
 They are visible on white and on black, and color-blind readers can distinguish them.
 """
-DASHES = (
-    "solid",
-    (0, (5, 1.5)),
-    (0, (2, 1.2)),
-    (0, (6, 1.5, 1, 1.5)),
-    (0, (1, 1)),
-    (0, (6, 1.5, 1, 1.5, 1, 1.5)),
+MORE_COLORS = (
+    "#d95f02",
+    "#1b9e77",
+    "#e7298a",
+    "#7570b3",
+    "#66a61e",
+    "#a6761d",
+    "#17becf",
+    "#e6ab02",
+    "#b2182b",
+    "#4393c3",
+    "#8c6bb1",
+    "#35978f",
 )
+"""The colors of further variants of a method, which differ from those of the other methods."""
+MARKERS = "osD^vP*X<>hp"
+MARKS = 7
+"""How many marks a curve has."""
 ACCURACIES = (0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.97, 0.98, 0.99, 0.995)
-INK = "#3c4451"
-STYLE = {
-    "font.size": 10.5,
-    "svg.fonttype": "none",
-    "svg.hashsalt": "cwy",
-    "path.simplify_threshold": 0.2,
-    **dict.fromkeys(
-        ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK
-    ),
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-}
 
 
-def draw(panel: Panel, curve: Curve) -> Figure:
+def draw(panel: Panel, curve: Curve, layout: Layout = WIDE) -> Figure:
     """Draw a panel's figure of one metric."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     with rc_context(STYLE):
         shown = panel.drawn(curve)
-        figure = Figure(figsize=(7.2, _height(shown)), layout="constrained")
+        figure = Figure(figsize=(layout.width, _height(shown, layout)), layout="constrained")
         axes = figure.subplots()
         axes.set(xlabel=curve.along_label, ylabel=curve.label)
         axes.set_xscale(curve.along_scale)
         axes.set_yscale(curve.scale)
         for series, style in zip(shown, styles(shown), strict=True):
-            _curves(axes, curve, series, style)
+            _curves(axes, curve, series, style, seeds=not layout.stacked)
         if curve.baseline:
             level = curve.baseline.value(panel.config)
             label = f"{curve.baseline.label} ({curve.baseline.form(level)})"
@@ -99,57 +94,74 @@ def draw(panel: Panel, curve: Curve) -> Figure:
             panel.title, parse_math=False, loc="left", fontsize="medium", fontweight="bold"
         )
         _ticks(axes, curve)
-        columns = _columns(axes.get_legend_handles_labels()[1])
+        columns = _columns(axes.get_legend_handles_labels()[1], layout)
         legend = figure.legend(loc="outside lower center", ncols=columns, frameon=False)
         for text in legend.get_texts():
             # A dollar in a name begins no formula.
             text.set_parse_math(False)
+            text.set_text(_wrapped(text.get_text(), layout))
     return figure
 
 
-def _height(shown: Sequence[Series]) -> float:
+def _wrapped(label: str, layout: Layout) -> str:
+    """Break a label that is longer than a line of the legend."""
+    return fill(label, layout.letters - 4, subsequent_indent="  ")
+
+
+def _height(shown: Sequence[Series], layout: Layout) -> float:
     """Return the height of a figure, so that a long legend takes no room from the curves."""
-    if not shown:
-        return 4.6
-    lines = math.ceil(len(shown) / _columns([one.label for one in shown]))
-    return 4.6 + 0.21 * max(0, lines - 3)
+    height = 3.3 + 0.17 * layout.width
+    # The count of seeds and the baseline are part of the legend.
+    labels = [f"{one.label} (3 seeds)" for one in shown] + ["baseline"]
+    lines = sum(_wrapped(label, layout).count("\n") + 1 for label in labels)
+    return height + 0.245 * (math.ceil(lines / _columns(labels, layout)) - 1)
 
 
 def styles(series: Sequence[Series]) -> list[dict[str, Any]]:
-    """Return a color per method, with dashes for its variants."""
-    variants: Counter[str] = Counter()
+    """Return a color and a mark per series. The first of a method has the method's color."""
+    taken = [COLORS[one.method] for one in series if one.method in COLORS]
+    seen: set[str] = set()
     found = []
-    for one in series:
-        variant = variants[one.method]
-        variants[one.method] += 1
+    for place, one in enumerate(series):
         width = 1.8
-        if one.method in ("cwy", "tcwy") and variant == 0:
+        if one.method in ("cwy", "tcwy") and one.method not in seen:
             width = 2.4
-        found.append(
-            {
-                "color": COLORS.get(one.method, "#a0522d"),
-                "linestyle": DASHES[variant % len(DASHES)],
-                "linewidth": width,
-            }
-        )
+        color = COLORS.get(one.method)
+        if color is None or one.method in seen:
+            color = max(MORE_COLORS, key=lambda one: _distance(one, taken))
+            taken.append(color)
+        seen.add(one.method)
+        marker = MARKERS[place % len(MARKERS)]
+        found.append({"color": color, "linewidth": width, "marker": marker})
     return found
 
 
-def _curves(axes: Axes, curve: Curve, series: Series, style: dict[str, Any]) -> None:
+def _distance(color: str, others: Sequence[str]) -> float:
+    """Return how far a color is from the nearest of others, in red, green and blue."""
+    parts = [bytes.fromhex(one[1:]) for one in (color, *others)]
+    apart = [math.dist(parts[0], other) for other in parts[1:]]
+    return min(apart, default=math.inf)
+
+
+def _curves(axes: Axes, curve: Curve, series: Series, style: dict[str, Any], seeds: bool) -> None:
+    """Draw the mean of a series with marks and, if asked, each of its seeds."""
     curves = [run.curve(curve.split, curve.metric, curve.along) for run in series.runs]
 
     def line(x: Sequence[float], y: Sequence[float], **style: Any) -> None:
-        marker = None
-        if len(x) == 1:
-            # A line of one point is invisible.
-            marker = "o"
-        axes.plot(x, y, gid=f"series {series.label}", marker=marker, **style)
+        axes.plot(x, y, gid=f"series {series.label}", markersize=5, **style)
 
     if len(curves) == 1:
-        line(*curves[0], label=series.label, **style)
+        x, y = curves[0]
+        line(x, y, label=series.label, markevery=_marked(x, series.label), **style)
         return
     for x, y in curves:
-        line(x, y, **{**style, "linewidth": 0.8, "alpha": 0.45})
+        if not seeds:
+            break
+        thin = {**style, "linewidth": 0.8, "alpha": 0.45}
+        if len(x) > 1:
+            # A line of one point is invisible without its mark.
+            thin["marker"] = None
+        line(x, y, **thin)
     # The mean over seeds, as far as every seed has come.
     begin = max(x[0] for x, _ in curves if x)
     end = min(x[-1] for x, _ in curves if x)
@@ -158,16 +170,24 @@ def _curves(axes: Axes, curve: Curve, series: Series, style: dict[str, Any]) -> 
     mean = values.mean(0)
     if curve.scale == "log":
         mean = np.exp(np.log(np.maximum(values, 1e-300)).mean(0))
-    line(common, mean.tolist(), label=f"{series.label} ({series.count})", **style)
+    label = f"{series.label} ({series.count})"
+    line(common, mean.tolist(), label=label, markevery=_marked(common, series.label), **style)
 
 
-def _columns(labels: Sequence[str]) -> int:
-    """Return how many columns of a legend fit a figure of some eighty letters.
+def _marked(x: Sequence[float], label: str) -> list[int]:
+    """Return which points have a mark: a few, at places that differ between series."""
+    if len(x) <= MARKS:
+        return list(range(len(x)))
+    every = len(x) / MARKS
+    start = (sum(map(ord, label)) % MARKS) / MARKS
+    return sorted({int((start + i) * every) for i in range(MARKS)})
 
-    The sample of a line takes six letters.
-    """
+
+def _columns(labels: Sequence[str], layout: Layout) -> int:
+    """Return how many columns of a legend fit. The sample of a line takes seven letters."""
     for columns in range(min(4, len(labels)), 1, -1):
-        if sum(6 + max(map(len, part)) for part in np.array_split(np.array(labels), columns)) <= 80:
+        parts = np.array_split(np.array(labels), columns)
+        if sum(7 + max(map(len, part)) for part in parts) <= layout.letters:
             return columns
     return 1
 
@@ -198,36 +218,17 @@ def _ticks(axes: Axes, curve: Curve) -> None:
                 axis.set_minor_formatter(NullFormatter())
 
 
-def png(figure: Figure) -> bytes:
-    """Return the figure as a PNG."""
-    return _save(figure, "png", dpi=160, metadata={"Software": None})
+def inline(drawn: str, name: str, text: str, kind: str) -> Markup:
+    """Return an SVG as an element of a page, with the page's color and font and its own ids.
 
-
-def svg(figure: Figure) -> str:
-    """Return the figure as an SVG that is the same each time."""
-    return _save(figure, "svg", metadata={"Date": None, "Creator": None}).decode()
-
-
-def inline(figure: Figure, name: str, text: str) -> Markup:
-    """Return the figure as an element of a page, with the page's color and font and its own ids."""
-    for patch in (figure.patch, *(axes.patch for axes in figure.axes)):
-        patch.set_visible(False)
-    drawn = svg(figure)
-    drawn = drawn[drawn.index("<svg") :].replace(INK, "currentColor")
+    ``kind`` is the class of the element, "wide" or "narrow".
+    """
+    drawn = re.sub(r"<style>.*?</style>", "", drawn, flags=re.DOTALL)
+    drawn = drawn.replace("var(--ink)", "currentColor")
+    drawn = drawn.replace("system-ui, sans-serif", "var(--font)")
     drawn = re.sub(r'(id="|url\(#|href="#)', lambda found: f"{found[1]}{name}--", drawn)
-    drawn = re.sub(r"<metadata>.*?</metadata>", "", drawn, flags=re.DOTALL)
-    drawn = re.sub(r"font: ([^;\"]*?)'DejaVu Sans'[^;\"]*", r"font: \1var(--font)", drawn)
     opened = re.match(r'<svg[^>]*?viewBox="([^"]*)"[^>]*>', drawn)
     assert opened
-    tag = Markup('<svg viewBox="{}" role="img" aria-label="{}">').format(opened[1], text)
+    tag = Markup('<svg class="{}" viewBox="{}" role="img" aria-label="{}">')
     # Matplotlib escapes the texts that it writes into an SVG.
-    return tag + Markup(drawn[opened.end() :])  # noqa: S704
-
-
-def _save(figure: Figure, kind: str, **options: Any) -> bytes:
-    from matplotlib import rc_context
-
-    content = io.BytesIO()
-    with rc_context(STYLE):
-        figure.savefig(content, format=kind, **options)
-    return content.getvalue()
+    return tag.format(kind, opened[1], text) + Markup(drawn[opened.end() :])  # noqa: S704

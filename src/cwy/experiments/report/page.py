@@ -33,7 +33,7 @@ def page(
         running=sum(run.record is None for run in runs),
         panels=panels,
         heading=heading,
-        sections={panel.slug: section(panel, figures[panel.slug]) for panel in panels},
+        sections=_sections(panels, figures),
         runs=tables.every_run(panels),
         settings=tables.settings(runs),
         environment=tables.environment(runs),
@@ -41,18 +41,41 @@ def page(
 
 
 def heading(panel: Panel) -> str:
-    """Return what a panel is, and what it shows."""
-    return f"{panel.title}: {panel.finding}"
+    """Return what a panel is: the task and its sizes."""
+    return panel.title
 
 
-def section(panel: Panel, figures: Sequence[Markup]) -> Markup:
-    """Return a panel without its heading: what it is about, its table, its figures."""
+def _sections(
+    panels: Sequence[Panel], figures: Mapping[str, Sequence[Markup]]
+) -> dict[str, Markup]:
+    """Return the sections by slug. The first of each task describes the task."""
+    found = {}
+    described: set[str] = set()
+    for panel in panels:
+        first = panel.task not in described
+        described.add(panel.task)
+        found[panel.slug] = section(panel, figures[panel.slug], first)
+    return found
+
+
+def section(panel: Panel, figures: Sequence[Markup], described: bool = True) -> Markup:
+    """Return a panel without its heading: its finding, what it is about, table and figures.
+
+    If it is not to be ``described``, a section before it has told what it is about.
+    """
+    about = ""
+    if described:
+        about = panel.description.about
     note = ""
     if any(len(one.runs) > 1 for one in panel.series):
-        note = "Thick: the mean over seeds; thin: each seed."
+        note = (
+            "Thick lines with marks are means over seeds. "
+            "Thin lines, on wide screens, are single seeds."
+        )
     return render(
         "section.html",
-        about=panel.description.about,
+        finding=panel.finding,
+        about=about,
         summary=tables.summary(panel),
         figures=figures,
         note=note,
@@ -61,7 +84,7 @@ def section(panel: Panel, figures: Sequence[Markup]) -> Markup:
 
 def _title(panels: Sequence[Panel]) -> str:
     if len(panels) == 1:
-        return heading(panels[0])
+        return panels[0].title
     count = sum(len(panel.runs) for panel in panels)
     titles = list(dict.fromkeys(panel.description.title for panel in panels))
     return f"What {count} runs of {listed(titles)} show"

@@ -88,7 +88,7 @@ class Panel:
             clauses.append(say(going, self.series, "is not finished", "are not finished"))
         if diverged:
             clauses.append(say(diverged, self.series, "diverged", "diverged"))
-        return "; ".join(clauses)
+        return ". ".join(clauses)
 
     @property
     def runs(self) -> list[Run]:

@@ -104,7 +104,10 @@ class Run:
             for row in self.metrics
             if row["split"] == split and _shows(row, metric) and _shows(row, along)
         ]
-        return [row[along] for row in rows], [row[metric] for row in rows]
+        values = [row[metric] for row in rows]
+        if split == "train":
+            values = _evenly_averaged(rows, values)
+        return [row[along] for row in rows], values
 
     def last(self, split: str, metric: str) -> float | None:
         """Return the last logged value of a metric, or None."""
@@ -156,6 +159,23 @@ def read_run(folder: Path) -> Run:
     except ValueError as error:
         raise ReportError(f"{folder / RECORD} is damaged: {error}") from None
     return Run(folder, _spelled(config), metrics, _spelled(record))
+
+
+def _evenly_averaged(rows: list[dict[str, Any]], values: list[float]) -> list[float]:
+    """Return the values, the last of them a mean over as many steps as the one before.
+
+    A row of training is a mean over the steps since the row before. The last row has fewer where
+    the steps of a run are no multiple of those between two rows.
+    """
+    if len(rows) < 3:
+        return values
+    before, previous, last = (row["step"] for row in rows[-3:])
+    usual = previous - before
+    final = last - previous
+    if not 0 < final < usual:
+        return values
+    share = final / usual
+    return [*values[:-1], share * values[-1] + (1 - share) * values[-2]]
 
 
 def _shows(row: dict[str, Any], name: str) -> bool:

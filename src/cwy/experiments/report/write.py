@@ -6,11 +6,11 @@ import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
 from ... import _atomic
+from ..._figures import NARROW, WIDE, png, svg
 from . import figure
 from .describe import Picture
 from .markup import render
@@ -18,30 +18,30 @@ from .page import page
 from .panels import Panel, arrange
 from .runs import Run
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 PAGE = "report.html"
 
 
-def write(runs: Sequence[Run], out: Path, damaged: Sequence[str] = ()) -> list[Path]:
+def write(
+    runs: Sequence[Run], out: Path, damaged: Sequence[str] = (), pngs: bool = True
+) -> list[Path]:
     """Report on runs into a folder. Return the page and, after it, each figure as PNG and SVG.
 
-    The page also lists runs that are damaged and left out.
+    The page also lists runs that are damaged and left out. Without ``pngs`` figures are only SVG.
     """
     panels = arrange(runs)
     figures: dict[str, bytes] = {}
     pictures: dict[str, bytes] = {}
     inlined: dict[str, list[Markup]] = {}
     for panel in panels:
-        drawn = _figures(panel)
+        drawn = _figures(panel, pngs)
         for one in drawn:
-            figures[f"{one.name}.png"] = figure.png(one.figure)
-            figures[f"{one.name}.svg"] = figure.svg(one.figure).encode()
+            if one.png is not None:
+                figures[f"{one.name}.png"] = one.png
+            figures[f"{one.name}.svg"] = one.wide.encode()
+            figures[f"{one.name}-narrow.svg"] = one.narrow.encode()
         shown = panel.description.pictures(panel.series)
         for picture in shown:
             pictures[f"{panel.slug}-{picture.name}"] = picture.content
-        # Drawn into the page last: that changes a figure's colors.
         inlined[panel.slug] = _elements(drawn, shown)
     files = {PAGE: page(panels, inlined, damaged).encode(), **figures, **pictures}
     for name, content in files.items():
@@ -49,35 +49,45 @@ def write(runs: Sequence[Run], out: Path, damaged: Sequence[str] = ()) -> list[P
     return [out / name for name in files]
 
 
-def elements(panel: Panel) -> list[Markup]:
-    """Return a panel's figures and pictures as elements of a page."""
-    return _elements(_figures(panel), panel.description.pictures(panel.series))
-
-
 @dataclass(frozen=True, slots=True)
 class _Drawn:
-    """A figure, the name of its files, and what it shows in words."""
+    """A figure as SVG in its two forms and as PNG, the name of its files, and what it shows."""
 
     name: str
-    figure: Figure
     text: str
+    wide: str
+    narrow: str
+    png: bytes | None
 
 
-def _figures(panel: Panel) -> list[_Drawn]:
+def _figures(panel: Panel, pngs: bool) -> list[_Drawn]:
     """Draw each curve that has a series."""
-    return [
-        _Drawn(
-            f"{panel.slug}-{curve.name}",
-            figure.draw(panel, curve),
-            f"{panel.title}: {curve.label} over {curve.along_label}",
+    found = []
+    for curve in panel.description.curves:
+        if not panel.drawn(curve):
+            continue
+        wide = figure.draw(panel, curve, WIDE)
+        picture = None
+        if pngs:
+            picture = png(wide)
+        found.append(
+            _Drawn(
+                name=f"{panel.slug}-{curve.name}",
+                text=f"{panel.title}: {curve.label} over {curve.along_label}",
+                wide=svg(wide),
+                narrow=svg(figure.draw(panel, curve, NARROW)),
+                png=picture,
+            )
         )
-        for curve in panel.description.curves
-        if panel.drawn(curve)
-    ]
+    return found
 
 
 def _elements(figures: Sequence[_Drawn], pictures: Sequence[Picture]) -> list[Markup]:
-    drawn = [figure.inline(one.figure, one.name, one.text) for one in figures]
+    drawn = []
+    for one in figures:
+        wide = figure.inline(one.wide, one.name, one.text, "wide")
+        narrow = figure.inline(one.narrow, f"{one.name}-narrow", one.text, "narrow")
+        drawn.append(wide + narrow)
     return [*drawn, *map(_image, pictures)]
 
 

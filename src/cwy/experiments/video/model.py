@@ -69,7 +69,7 @@ class Predictor(nn.Module):
         backend: of the recurrences, as in :class:`cwy.nn.ConvNERU`.
 
     Returns:
-        From ``frames (B, T, S, S)`` the predictions of the frames after them, of the same shape.
+        Predictions of the frames after ``frames (B, T, S, S)``, of the same shape.
     """
 
     def __init__(

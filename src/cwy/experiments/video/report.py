@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import mean, median, stdev
+from statistics import mean, stdev
 from typing import NamedTuple
 
 from ..data.kth import ACTIONS
@@ -64,12 +64,11 @@ def _best_validation(run: Run) -> float | None:
 
 
 def epoch_seconds(run: Run) -> float | None:
-    """Return the time per epoch from the median step, which excludes compilation and capture."""
-    steps, times = run.curve("train", "step_ms")
-    if not times:
-        return None
+    """Return the training time divided by the epochs done."""
     epochs = run.curve("train", "epoch")[1]
-    return median(times) * steps[-1] / epochs[-1] / 1e3
+    if not epochs:
+        return None
+    return run.seconds / epochs[-1]
 
 
 def _part(run: Run) -> str | None:
@@ -106,12 +105,12 @@ def _ranking(ranked: Sequence[Losses]) -> str:
     """Name the two best series, and the place of tcwy if it is not among them."""
     best = ranked[0]
     if len(ranked) == 1:
-        return f"{best.label} is off by {best} a frame"
+        return f"{best.label} is off by {best} per frame"
     second = ranked[1]
-    text = f"{best.label} predicts best, {best} a frame, then {second.label}, {second}"
+    text = f"{best.label} predicts best, {best} per frame, then {second.label}, {second}"
     for place, losses in enumerate(ranked, 1):
         if losses.label == "tcwy" and place > 2:
-            text += f"; tcwy, {losses}, is number {place} of {len(ranked)}"
+            text += f", and tcwy, {losses}, is number {place} of {len(ranked)}"
     return text
 
 
@@ -131,8 +130,8 @@ def _pictures(series: Sequence[Series]) -> list[Picture]:
         "each method"
     )
     return [
-        Picture("frames.png", picture(strips), f"{text}."),
-        Picture("frames.gif", animation(strips), f"{text}, in motion."),
+        Picture("frames.webp", picture(strips), f"{text}."),
+        Picture("moving.webp", animation(strips), f"{text}, in motion."),
     ]
 
 
@@ -154,7 +153,7 @@ def _over_epochs(split: str, name: str) -> Curve:
     return Curve(
         split,
         "loss",
-        f"l1 a frame ({name})",
+        f"{name} l1 per frame",
         split=split,
         along="epoch",
         along_label="epoch",
@@ -170,9 +169,9 @@ def _description(title: str, about: str, panels: dict[str, str], *more: Column) 
         f"summed over its pixels (in [0, 1]), is averaged over all frames. {about}",
         curves=(_over_epochs("validation", "validation"), _over_epochs("train", "training")),
         columns=(
-            Column("test l1 a frame", tested, "{:.1f}".format),
+            Column("test l1 per frame", tested, "{:.1f}".format),
             *more,
-            Column("best validation l1", _best_validation, "{:.1f}".format),
+            Column("best validation l1 per frame", _best_validation, "{:.1f}".format),
             Column(
                 "parameters",
                 lambda run: (run.record or {}).get("parameters"),
@@ -183,7 +182,7 @@ def _description(title: str, about: str, panels: dict[str, str], *more: Column) 
                 lambda run: (run.record or {}).get("peak_memory"),
                 lambda size: f"{size / 1e9:.2f} GB",
             ),
-            Column("time an epoch", epoch_seconds, duration),
+            Column("time per epoch", epoch_seconds, duration),
         ),
         finding=_finding,
         pictures=_pictures,
@@ -193,9 +192,9 @@ def _description(title: str, about: str, panels: dict[str, str], *more: Column) 
 DESCRIPTIONS = {
     "kth": _description(
         "KTH",
-        "The paper, on the whole set (Table 4): T-CWY predicts best for every action; "
+        "The paper, on the whole set (Table 4): T-CWY predicts best for every action. "
         "ConvLSTM has 3.26 M parameters and takes 8.7 GB, the others 0.72 M and 3.5 GB. "
-        "Its test l1 stands beside runs with its settings.",
+        "Its test l1 is shown next to runs with its settings.",
         {"action": ""},
         Column("the paper's, on the whole set", _published, "{:.1f}".format, "other settings"),
     ),

@@ -15,8 +15,8 @@ def exponential(a: Tensor) -> Tensor:
     r"""Compute $\exp(A)$ of ``a (*, N, N)`` by Taylor's polynomial of degree 16, with squarings.
 
     torch reads the norm on the host and chooses a degree. Here the number of squarings stays on the
-    device, up to a bound, and surplus squarings are discarded. From $\|A\|_1 \approx 3000 N$ on the
-    result is NaN. There float32 has few digits left.
+    device, up to a bound, and surplus squarings are discarded. The result is NaN from
+    $\|A\|_1 \approx 3000 N$ on, where float32 has few digits left.
     """
     most = most_squarings(a)
     if a.shape[-1] > 0:

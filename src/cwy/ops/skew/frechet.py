@@ -102,8 +102,8 @@ def exponential_and_slope(a: Tensor, da: Tensor | None, tolerance: float, waitin
             surplus squarings are discarded.
 
     Raises:
-        ValueError: if the norm is so large that rounding spoils the result. Without waiting the
-            result is NaN.
+        ValueError: if the norm is so large that rounding spoils the result. If the host does
+            not wait, the result is NaN.
     """
     pair = Pair(a, da)
     if a.numel() == 0:

@@ -1,0 +1,333 @@
+"""Put the numbers of committed records into pages.
+
+A page writes ``{{ ms("h200/model", "1024x12x512", "cwy") }}`` where a number belongs. The docs
+build fills it in. In README, which no build touches, a block holds the template and its result:
+
+    <!-- numbers: {{ ms("h200/model", "1024x12x512", "cwy") }} ms -->17.6 ms<!-- /numbers -->
+
+``python docs/_hooks/record_numbers.py README.md`` writes the results again. With ``--check`` it
+fails where a result differs from the records.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+
+from cwy.bench.output import tables
+from cwy.bench.output.rows import Measurement, read
+from cwy.experiments.report import Run, read_run, words
+
+RESULTS = Path(__file__).parents[2] / "results"
+MACRO = re.compile(r"{{ (.+?) }}", re.DOTALL)
+BLOCK = re.compile(r"(<!-- numbers:(.*?)-->)(.*?)(<!-- /numbers -->)", re.DOTALL)
+
+
+class NumberError(LookupError):
+    """A macro that no record answers. The message names it and what there is."""
+
+
+@dataclass(frozen=True)
+class Values:
+    """Hold one number per run. A filter writes their mean, the lowest and the highest."""
+
+    values: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        """Return the mean over the runs."""
+        return mean(self.values)
+
+    @property
+    def low(self) -> float:
+        """Return the lowest."""
+        return min(self.values)
+
+    @property
+    def high(self) -> float:
+        """Return the highest."""
+        return max(self.values)
+
+
+@cache
+def _rows(file: str) -> list[Measurement]:
+    path = RESULTS / "bench" / f"{file}.csv"
+    if not path.exists():
+        raise NumberError(f"there is no record results/bench/{file}.csv.")
+    return read(path)
+
+
+def row(file: str, size: str, entry: str) -> Measurement:
+    """Return the row of one entry at one size of ``results/bench/<file>.csv``."""
+    found = [one for one in _rows(file) if (one.size, one.entry) == (size, entry)]
+    if not found:
+        sizes = ", ".join(dict.fromkeys(one.size for one in _rows(file)))
+        entries = ", ".join(dict.fromkeys(one.entry for one in _rows(file)))
+        raise NumberError(
+            f"{file}.csv has no entry {entry!r} at {size!r}. Its sizes: {sizes}. "
+            f"Its entries: {entries}."
+        )
+    return found[0]
+
+
+def seconds(file: str, size: str, entry: str, kind: str = "both") -> float:
+    """Return the median seconds of a call, forward + backward unless ``kind`` names another."""
+    time = row(file, size, entry).standing(kind)
+    if time is None:
+        raise NumberError(f"{entry!r} has no time {kind!r} at {size!r} in {file}.csv.")
+    return time.median
+
+
+def ms(file: str, size: str, entry: str, kind: str = "both") -> str:
+    """Write the milliseconds of a call."""
+    return tables.ms(seconds(file, size, entry, kind))
+
+
+def us(file: str, size: str, entry: str, kind: str = "both") -> str:
+    """Write the microseconds of one of the T steps of a recurrence."""
+    steps = int(size.rpartition("x")[2])
+    return tables.ms(seconds(file, size, entry, kind) / steps * 1e3)
+
+
+def ratio(file: str, size: str, entry: str, other: str, kind: str = "both") -> str:
+    """Write how many times as long an entry takes as another one."""
+    return tables.times(seconds(file, size, entry, kind) / seconds(file, size, other, kind))
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Hold finished runs that differ by their seed."""
+
+    runs: tuple[Run, ...]
+
+    def _over(self, value: Callable[[Run], float | None]) -> Values:
+        found = [value(run) for run in self.runs]
+        if any(one is None for one in found):
+            raise NumberError(f"{self.runs[0].folder.name}: a run has no such number.")
+        return Values(tuple(one for one in found if one is not None))
+
+    def last(self, metric: str, split: str = "test") -> Values:
+        """Return the last logged value of a metric."""
+        return self._over(lambda run: run.last(split, metric))
+
+    def first(self, metric: str, split: str = "test") -> Values:
+        """Return the first logged value of a metric."""
+        return self._over(lambda run: run.curve(split, metric)[1][0])
+
+    def highest(self, metric: str, split: str = "test") -> Values:
+        """Return the highest logged value of a metric."""
+        return self._over(lambda run: max(run.curve(split, metric)[1]))
+
+    def lowest(self, metric: str, split: str = "test") -> Values:
+        """Return the lowest logged value of a metric."""
+        return self._over(lambda run: min(run.curve(split, metric)[1]))
+
+    def lowest_epoch(self, metric: str, split: str = "test") -> Values:
+        """Return the epoch after which a metric was lowest."""
+        curves = [run.curve(split, metric, "epoch") for run in self.runs]
+        return Values(tuple(epochs[values.index(min(values))] for epochs, values in curves))
+
+    def at_epoch(self, epoch: int, metric: str, split: str = "test") -> Values:
+        """Return the value of a metric after an epoch."""
+        curves = [dict(zip(*run.curve(split, metric, "epoch"), strict=True)) for run in self.runs]
+        return Values(tuple(curve[epoch] for curve in curves))
+
+    def crossing(self, level: float) -> Values:
+        """Return the first iteration with a training loss at or under a level."""
+        return self._over(lambda run: run.crossing(level))
+
+    def median_step(self) -> Values:
+        """Return the median milliseconds of a logged training step."""
+        return self._over(lambda run: median(run.curve("train", "step_ms")[1]))
+
+    def of_record(self, key: str) -> Values:
+        """Return a number of the records, as ``seconds``, ``parameters`` or ``peak_memory``."""
+        return self._over(lambda run: (run.record or {}).get(key))
+
+
+@cache
+def runs(pattern: str) -> Runs:
+    """Return the finished runs of folders, as ``runs("mnist/170-cwy-seed*")``."""
+    found = [read_run(path.parent) for path in sorted(RESULTS.glob(f"{pattern}/record.json"))]
+    if not found:
+        raise NumberError(f"no finished run is results/{pattern}.")
+    return Runs(tuple(found))
+
+
+def record(folder: str, *keys: str) -> str:
+    """Return a text of the record of one run, as ``record("kth/running-tcwy-seed0", "device")``."""
+    found: Any = json.loads((RESULTS / folder / "record.json").read_text(encoding="utf-8"))
+    for key in keys:
+        found = found[key]
+    return found
+
+
+def data(folder: str, key: str) -> Any:
+    """Return what the record of a run knows of its data."""
+    return json.loads((RESULTS / folder / "record.json").read_text(encoding="utf-8"))["data"][key]
+
+
+def later_step(run: str) -> str:
+    """Write the median milliseconds per step of a video run, over its second half."""
+    steps = line("h200/video-speed", run)["step_ms"]
+    return fixed(median(steps[len(steps) // 2 :]), 0)
+
+
+def lines(labels: Mapping[str, str], cells: Sequence[str]) -> str:
+    """Write the rows of a table: of each label the cells, macros in which @ is the label's word."""
+    rows = []
+    for label, word in labels.items():
+        filled = [fill("{{ " + cell.replace("@", word) + " }}", label) for cell in cells]
+        rows.append(f"| {label} | {' | '.join(filled)} |")
+    return "\n".join(rows)
+
+
+def line(file: str, run: str) -> Mapping[str, Any]:
+    """Return the record of one run, a line of ``results/bench/<file>.jsonl``."""
+    text = (RESULTS / "bench" / f"{file}.jsonl").read_text(encoding="utf-8")
+    records = {one["run"]: one for one in map(json.loads, text.splitlines())}
+    if run not in records:
+        raise NumberError(f"{file}.jsonl has no run {run!r}, only {', '.join(records)}.")
+    return records[run]
+
+
+def quoted(file: str, where: str, number: str) -> str:
+    """Return a number that stands, as it is written, in a line of a text under results/bench.
+
+    ``where`` are words of that line.
+    """
+    lines = (RESULTS / "bench" / file).read_text(encoding="utf-8").splitlines()
+    for one in lines:
+        if where in one and re.search(rf"(?<![\w.]){re.escape(number)}(?![\w.]*\d)", one):
+            return number
+    raise NumberError(f"no line of results/bench/{file} has {where!r} and {number!r}.")
+
+
+def paper(number: str) -> str:
+    """Mark a number as published by others, which no record here holds."""
+    return number
+
+
+def _over_runs(write: Callable[[float], str]) -> Callable[[float | Values], str]:
+    """Return what writes a number, or the mean of several with the lowest and the highest."""
+
+    def written(value: float | Values) -> str:
+        if not isinstance(value, Values):
+            return write(value)
+        low = write(value.low)
+        high = write(value.high)
+        if low == high:
+            return write(value.mean)
+        return f"{write(value.mean)} ({low.rstrip('%')} to {high.rstrip('%')})"
+
+    return written
+
+
+def fixed(value: float | Values, digits: int) -> str:
+    """Write a number with so many decimals."""
+    return _over_runs(lambda one: f"{one:,.{digits}f}")(value)
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "data": data,
+    "later_step": later_step,
+    "line": line,
+    "lines": lines,
+    "ms": ms,
+    "paper": paper,
+    "quoted": quoted,
+    "ratio": ratio,
+    "record": record,
+    "row": row,
+    "runs": runs,
+    "seconds": seconds,
+    "us": us,
+}
+FILTERS: dict[str, Callable[..., Any]] = {
+    "duration": _over_runs(words.duration),
+    "fixed": fixed,
+    "ms": _over_runs(tables.ms),
+    "number": _over_runs(words.number),
+    "percent": _over_runs(words.percent),
+    "times": _over_runs(tables.times),
+}
+
+
+def fill(text: str, where: str, more: Mapping[str, Callable[..., Any]] | None = None) -> str:
+    """Replace each macro of a text by its value. One that has none raises."""
+    environment = Environment(undefined=StrictUndefined, autoescape=False)  # noqa: S701
+    environment.filters |= FILTERS
+
+    def value(macro: re.Match[str]) -> str:
+        try:
+            compiled = environment.compile_expression(macro[1], undefined_to_none=False)
+            found = compiled(**FUNCTIONS, **(more or {}))
+        except Exception as error:
+            raise NumberError(f"{where}: {macro[0]}: {error}") from error
+        if not isinstance(found, str):
+            raise NumberError(f"{where}: {macro[0]} is no text. Add a filter, as in `| fixed(2)`.")
+        return found
+
+    return MACRO.sub(value, text)
+
+
+def written(text: str, where: str) -> str:
+    """Return a text whose blocks of numbers are written again."""
+
+    def block(found: re.Match[str]) -> str:
+        return found[1] + fill(found[2], where).removeprefix(" ").rstrip(" ") + found[4]
+
+    return BLOCK.sub(block, text)
+
+
+UNITS = r"(?:ms|µs|s|min|hours?|minutes?|seconds?|GB|MB|kB|nats|BLEU|M|×|%|times|points?)"
+MEASURED = re.compile(rf"(?<![\w.\-/])\d[\d,]*(?:\.\d+(?:e-?\d+)?|(?= ?{UNITS}(?!\w)))")
+"""A number with decimals, or one with a unit that is measured."""
+ELSEWHERE = (
+    r"```.*?```",
+    r"<!-- numbers:.*?<!-- /numbers -->",
+    r"{{ .+? }}",
+    r"`[^`\n]*`",
+    r"\$[^$]*\$",
+    r"\]\([^)]*\)",
+    r"<[^>]*>",
+    r"(?:Python|torch|PyTorch|CUDA|cwy|JAX|capability) \d[\w.]*(?:(?:,| and| to) \d[\w.]*)*",
+)
+"""What is code, maths, a link, a version, or filled in from records."""
+
+
+def typed_by_hand(text: str) -> Iterator[str]:
+    """Return what looks like a measured number and is not filled in, with its surroundings."""
+    for pattern in ELSEWHERE:
+        text = re.sub(pattern, lambda found: " " * len(found[0]), text, flags=re.DOTALL)
+    for found in MEASURED.finditer(text):
+        around = text[max(0, found.start() - 40) : found.end() + 15]
+        yield " ".join(around.split())
+
+
+def main() -> None:
+    """Write the blocks of the pages that the arguments name, or check them."""
+    paths = [Path(argument) for argument in sys.argv[1:] if argument != "--check"]
+    stale = []
+    for path in paths:
+        text = path.read_text(encoding="utf-8")
+        again = written(text, path.name)
+        if "--check" not in sys.argv:
+            path.write_text(again, encoding="utf-8")
+        elif again != text:
+            stale.append(path.name)
+    if stale:
+        sys.exit(f"{', '.join(stale)} and the records disagree. Run: make readme")
+
+
+if __name__ == "__main__":
+    main()
