@@ -1,4 +1,4 @@
-"""What the docs build calls: numbers of records, methods, maths, reports and benchmarks."""
+"""Serve the docs build: numbers of records, methods, maths, reports and benchmarks."""
 
 import html
 import logging
@@ -113,7 +113,7 @@ def _check_api(site: Path) -> None:
 
 
 def mathml(tex: str, display: str) -> str:
-    """Convert TeX to MathML, which browsers draw. What cannot be converted fails the build."""
+    """Convert TeX to MathML, which browsers draw. Unknown TeX fails the build."""
     result = convert(tex, display=display)
     if "\\" in result or "<mi>&</mi>" in result:
         raise PluginError(f"latex2mathml does not know all of: {tex}")

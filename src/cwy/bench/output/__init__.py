@@ -1,1 +1,1 @@
-"""What is shown and kept: rows, tables, figures and pages."""
+"""Show and keep what was measured: rows, tables, figures and pages."""

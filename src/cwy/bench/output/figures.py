@@ -47,8 +47,9 @@ def draw(panel: Panel, title: str, baseline: str, path: Path, means: bool = Fals
     """
     with rc_context(STYLE):
         figure = _figure(panel, baseline, means, WIDE)
-        figure.suptitle(title)
-        _save(figure, _caption(panel.found), path)
+        # Below the panes is the legend, so the caption is above them.
+        figure.suptitle(f"{title}\n{_caption(panel.found)}", fontsize="medium")
+        _save(figure, path)
 
 
 def draw_for_pages(panel: Panel, baseline: str, stem: Path, means: bool = False) -> None:
@@ -97,15 +98,15 @@ def draw_all(last: Mapping[str, Last], path: Path) -> None:
     axes.grid(axis="x", alpha=0.3)
     figure.legend(loc="outside upper center", ncols=4, frameon=False)
     first = next(iter(last.values()))
-    _save(figure, _caption(first.found), path)
+    figure.supxlabel(_caption(first.found), fontsize="small", color="0.4")
+    _save(figure, path)
 
 
 def _caption(found: Sequence[Measurement]) -> str:
     return caption(found[0].context, found[0].dtype)
 
 
-def _save(figure: Figure, below: str, path: Path) -> None:
-    figure.supxlabel(below, fontsize="small", color="0.4")
+def _save(figure: Figure, path: Path) -> None:
     with whole(path) as partial:
         figure.savefig(partial, format="png", dpi=150)
 
@@ -306,7 +307,7 @@ def _whisker(time: Time, means: bool) -> _Whisker:
 def limit(found: Sequence[Measurement], baseline: str, kind: str) -> dict[str, float]:
     """Return by size the seconds of an entry's operations at the rate of the plain product.
 
-    A graph's limit is by the product's own graph. Where only the operations of the product's
+    A graph's limit is by the product's own graph. If only the operations of the product's
     forward pass are known, its rate is that of the forward pass.
     """
     bounds = {}

@@ -296,7 +296,7 @@ def _ratios(
 def _graphs(both: Mapping[str, float], plain: Mapping[str, float], capturable: str) -> str:
     """Return the ratios as CUDA graphs.
 
-    Where no graph of the rival was timed, they are of its plain time to our graph's.
+    If no graph of the rival was timed, its plain time is divided by our graph's.
     """
     if both:
         return f"; both as CUDA graphs ({capturable}) {_span(both)}"

@@ -133,9 +133,9 @@ class Measurement:
         return None
 
     def standing(self, kind: str) -> Time | None:
-        """Return the time that stands for a kind in tables and pictures.
+        """Return the time that tables and pictures show for a kind.
 
-        A step on the manifold has no backward pass, so its forward time stands for both.
+        A step on the manifold has no backward pass, so its forward time is shown for both.
         """
         if "both" not in self.times:
             kind = kind.replace("both", "forward").removesuffix("_inline")

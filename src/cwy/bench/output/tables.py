@@ -302,7 +302,7 @@ def untimed(found: Sequence[Measurement]) -> Text:
 def _why_ungraphed(one: Measurement) -> str:
     """Return why a time as a CUDA graph is missing, and which, if only one is.
 
-    What hinders the forward pass hinders both, so the first reason is given.
+    The first reason is given, because an obstacle in the forward pass is one for both.
     """
     if not one.ungraphed:
         return ""

@@ -48,7 +48,7 @@ class Curve:
 class Column:
     """One number per run, tabulated over seeds.
 
-    ``absent`` stands for None once the runs have ended. ``against`` names a method. The number is
+    ``absent`` is shown for None once the runs have ended. ``against`` names a method. The number is
     then divided by the mean over that method's runs in the panel, of those that ended if any did.
     """
 

@@ -18,8 +18,8 @@ LONGEST = 200
 def find_runs(folders: Iterable[Path], say: Callable[[str], object] | None = None) -> list[Run]:
     """Return every run below the folders, themselves included, by path.
 
-    A folder without runs raises. A damaged run is named by ``say`` and left out. Without ``say``,
-    or where no run is whole, it raises.
+    A folder without runs raises. A damaged run is named by ``say`` and left out. It raises
+    without ``say``, or if no run is whole.
     """
     runs = []
     damaged = []

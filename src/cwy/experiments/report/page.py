@@ -61,7 +61,7 @@ def _sections(
 def section(panel: Panel, figures: Sequence[Markup], described: bool = True) -> Markup:
     """Return a panel without its heading: its finding, what it is about, table and figures.
 
-    If it is not to be ``described``, a section before it has told what it is about.
+    Only a section that is to be ``described`` explains its task.
     """
     about = ""
     if described:

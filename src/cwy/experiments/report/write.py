@@ -26,7 +26,7 @@ def write(
 ) -> list[Path]:
     """Report on runs into a folder. Return the page and, after it, each figure as PNG and SVG.
 
-    The page also lists runs that are damaged and left out. Without ``pngs`` figures are only SVG.
+    The page also lists runs that are damaged and left out. Figures are only SVG without ``pngs``.
     """
     panels = arrange(runs)
     figures: dict[str, bytes] = {}
