@@ -1,0 +1,107 @@
+"""The op in two parts for eager mode: factors once per step for many layers, then thin products."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from .factors import Factors, form, pull_back, working_dtype
+from .product import backward, forward
+
+
+class _Formed(Function):
+    """The factors of a list of vectors of one shape.
+
+    What the backward pass takes are attributes, not saved tensors. So several backward passes may
+    go through it, as in gradient accumulation, and a checkpoint does not count them.
+    """
+
+    @staticmethod
+    def forward(ctx, dtype, *vectors):
+        work = working_dtype(vectors[0], dtype)
+        if len(vectors) == 1:
+            stacked = vectors[0].unsqueeze(0)
+        else:
+            stacked = torch.stack(vectors)
+        factors, kept = form(stacked.to(work), dtype)
+        ctx.right = factors.right
+        ctx.kept = kept
+        ctx.dtype = vectors[0].dtype
+        ctx.set_materialize_grads(False)
+        return *factors.left.unbind(0), *factors.right.unbind(0)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, *gradients):
+        count = len(gradients) // 2
+        d_left = _stacked(gradients[:count])
+        d_right = _stacked(gradients[count:])
+        if d_left is None and d_right is None:
+            return None, *([None] * count)
+        dv = pull_back(ctx.right, ctx.kept, d_left, d_right).to(ctx.dtype)
+        return None, *dv.unbind(0)
+
+
+def _stacked(gradients: Sequence[Tensor | None]) -> Tensor | None:
+    """Return gradients as one tensor, zero where there is none."""
+    known = [g for g in gradients if g is not None]
+    if not known:
+        return None
+    if len(known) == len(gradients):
+        return torch.stack(known)
+    zero = torch.zeros_like(known[0])
+    filled = []
+    for g in gradients:
+        if g is None:
+            g = zero
+        filled.append(g)
+    return torch.stack(filled)
+
+
+def factors_of(vectors: Sequence[Tensor], dtype: torch.dtype) -> list[Factors]:
+    """Compute the factors of vectors of one shape, dtype and device, in one batched call.
+
+    Args:
+        vectors: each ``(N, L)``, or ``(B, N/B, L)``.
+        dtype: of the factors, from :func:`cwy.ops.reflect.factors.factor_dtype`.
+    """
+    parts = _Formed.apply(dtype, *vectors)
+    count = len(vectors)
+    pairs = zip(parts[:count], parts[count:], strict=True)
+    return [Factors(left, right) for left, right in pairs]
+
+
+class _Multiplied(Function):
+    @staticmethod
+    def forward(ctx, x, first, second):
+        rows = x
+        if x.dim() != 2:
+            rows = x.reshape(-1, x.shape[-1])
+        y, c = forward(rows, first, second)
+        ctx.save_for_backward(rows, c, first, second)
+        if x.dim() == 2:
+            return y
+        return y.view(x.shape)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gy):
+        x, c, first, second = ctx.saved_tensors
+        needs_x, needs_factors, _ = ctx.needs_input_grad
+        rows = gy.reshape(x.shape)
+        found = backward(rows, x, c, first, second, needs_x=needs_x, needs_factors=needs_factors)
+        dx = found.x
+        if dx is not None:
+            dx = dx.view(gy.shape)
+        return dx, found.first, found.second
+
+
+def multiply(x: Tensor, factors: Factors, adjoint: bool = False) -> Tensor:
+    """Map each vector of ``x (..., N)`` by the matrix of the factors, or by its adjoint."""
+    if adjoint:
+        return _Multiplied.apply(x, factors.right, factors.left)
+    return _Multiplied.apply(x, factors.left, factors.right)
