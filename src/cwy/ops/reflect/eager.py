@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from .._precision import full_precision
 from .factors import Factors, form, pull_back, working_dtype
 from .product import backward, forward
 
@@ -77,11 +78,11 @@ def factors_of(vectors: Sequence[Tensor], dtype: torch.dtype) -> list[Factors]:
 
 class _Multiplied(Function):
     @staticmethod
-    def forward(ctx, x, first, second):
+    def forward(ctx, x, first, second, offset):
         rows = x
         if x.dim() != 2:
             rows = x.reshape(-1, x.shape[-1])
-        y, c = forward(rows, first, second)
+        y, c = forward(rows, first, second, offset)
         ctx.save_for_backward(rows, c, first, second)
         if x.dim() == 2:
             return y
@@ -91,17 +92,35 @@ class _Multiplied(Function):
     @once_differentiable
     def backward(ctx, gy):
         x, c, first, second = ctx.saved_tensors
-        needs_x, needs_factors, _ = ctx.needs_input_grad
-        rows = gy.reshape(x.shape)
-        found = backward(rows, x, c, first, second, needs_x=needs_x, needs_factors=needs_factors)
+        needs_x, needs_factors, _, needs_offset = ctx.needs_input_grad
+        found = backward(
+            gy.reshape(x.shape),
+            x,
+            c,
+            first,
+            second,
+            needs_x=needs_x,
+            needs_factors=needs_factors,
+            needs_offset=needs_offset,
+        )
         dx = found.x
         if dx is not None:
             dx = dx.view(gy.shape)
-        return dx, found.first, found.second
+        return dx, found.first, found.second, found.offset
 
 
-def multiply(x: Tensor, factors: Factors, adjoint: bool = False) -> Tensor:
-    """Map each vector of ``x (..., N)`` by the matrix of the factors, or by its adjoint."""
-    if adjoint:
-        return _Multiplied.apply(x, factors.right, factors.left)
-    return _Multiplied.apply(x, factors.left, factors.right)
+def multiply(x: Tensor, factors: Factors, bias: Tensor | None = None) -> Tensor:
+    """Map each vector of ``x (..., N)`` by the matrix Q of the factors.
+
+    With a bias b ``(N,)`` the result is $Q(x - b) + b$.
+    """
+    if bias is None:
+        return _Multiplied.apply(x, factors.left, factors.right, None)
+    return _Multiplied.apply(x, factors.left, factors.right, _offset(bias, factors.left))
+
+
+def _offset(bias: Tensor, left: Tensor) -> Tensor:
+    """Return what a bias takes from c: ``(1, L)``, or ``(B, 1, L)``."""
+    row = bias.to(left.dtype).reshape(*left.shape[:-2], 1, left.shape[-2])
+    with full_precision(left.device.type):
+        return torch.matmul(row, left).neg()
