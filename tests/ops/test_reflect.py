@@ -1,4 +1,4 @@
-"""``cwy.ops.reflect``: held to one reflection at a time, in every dtype, and as compilers see it."""
+"""``cwy.ops.reflect``: equal to one reflection at a time, in every dtype, and one op to compilers."""
 
 import importlib
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
+from typing import Any
 
 OLDEST = (0, 18)
 INSTALL = 'pip install "cwy[peft]"'
 
 try:
-    import peft
     import peft.mapping
     from peft.tuners import tuners_utils
     from peft.utils import PeftType
+
+    import peft
 except ImportError as error:
     raise ImportError(
         f"cwy.peft needs PEFT, which can't be imported: {error}. Install it with {INSTALL}."
@@ -31,9 +33,9 @@ def _missing() -> list[str]:
         mapping = f"PEFT_TYPE_TO_{kind}_MAPPING"
         if not isinstance(getattr(peft.mapping, mapping, None), dict):
             names.append(f"peft.mapping.{mapping}")
-    for name in ("BaseTuner", "BaseTunerLayer", "check_adapters_to_merge"):
-        if not hasattr(tuners_utils, name):
-            names.append(f"peft.tuners.tuners_utils.{name}")
+    used = ("BaseTuner", "BaseTunerLayer", "check_adapters_to_merge")
+    lacking = [name for name in used if not hasattr(tuners_utils, name)]
+    names.extend(f"peft.tuners.tuners_utils.{name}" for name in lacking)
     if not hasattr(PeftType, "HRA"):
         names.append("peft.PeftType.HRA")
     return names
@@ -53,3 +55,21 @@ def _check(version: str, missing: list[str]) -> None:
 
 
 _check(importlib.metadata.version("peft"), _missing())
+
+#: Whether PEFT saves what it trains besides the adapters of any type, such as biases.
+SAVES_BIASES = hasattr(tuners_utils.BaseTuner, "_get_adapter_state_dict")
+
+
+def announce(key: str) -> None:
+    """Let a PEFT that saves only the types of its own enumeration save another one, too.
+
+    Newer versions look the type up in the mapping of tuners.
+    """
+    if SAVES_BIASES or key in list(PeftType):
+        return
+    member: Any = str.__new__(PeftType, key)
+    member._name_ = key
+    member._value_ = key
+    PeftType._member_names_.append(key)
+    PeftType._member_map_[key] = member
+    PeftType._value2member_map_[key] = member

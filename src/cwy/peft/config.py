@@ -7,6 +7,8 @@ from typing import Any
 
 from peft import PeftConfig
 
+from ._versions import SAVES_BIASES
+
 SIDES = ("in", "out", "both")
 BIASES = ("none", "all", "householder_only")
 
@@ -86,6 +88,11 @@ class HouseholderConfig(PeftConfig):
             _check_count("blocks", self.blocks)
         _check_choice("sides", self.sides, SIDES)
         _check_choice("bias", self.bias, BIASES)
+        if self.bias != "none" and not SAVES_BIASES:
+            raise ValueError(
+                f"HouseholderConfig: bias={self.bias!r} needs a newer PEFT, because this one does "
+                "not save the biases. Upgrade it to 0.21, or use bias='none'."
+            )
         if isinstance(self.target_modules, str):
             for name in ("layers_to_transform", "layers_pattern"):
                 if getattr(self, name) is not None:

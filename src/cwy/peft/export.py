@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model_state_dict
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
+
+from peft import LoraConfig, PeftModel, get_peft_model_state_dict
 
 from ..ops import wy_factors
 from .layer import OrthogonalLayer
@@ -158,10 +159,11 @@ def _layers(model: PeftModel, adapter: str) -> dict[str, OrthogonalLayer]:
 
 def _other_state(model: PeftModel, adapter: str) -> dict[str, Tensor]:
     """Return what an adapter saves besides its vectors: modules to save, and trained biases."""
-    state = get_peft_model_state_dict(model, adapter_name=adapter)
+    # The embeddings are frozen, also if an adapter turns them.
+    state = get_peft_model_state_dict(model, adapter_name=adapter, save_embedding_layers=False)
     prefix = model.base_model.prefix
     return {
-        name: x.detach().cpu().contiguous()
+        name: x.detach().cpu().contiguous().clone()  # PEFT has some under two names
         for name, x in state.items()
         if f".{prefix}" not in name
     }

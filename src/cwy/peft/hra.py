@@ -25,7 +25,7 @@ class HRALayer(OrthogonalLayer):
     """What both layers of HRA have in common. PEFT's own layer holds the parameters."""
 
     hra_u: nn.ParameterDict
-    hra_apply_GS: dict[str, bool]  # noqa: N815
+    hra_apply_GS: dict[str, bool]
     _products: dict[str, Product]
 
     def product(self, adapter: str, side: str) -> Product | None:

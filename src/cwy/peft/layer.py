@@ -26,6 +26,7 @@ class OrthogonalLayer(BaseTunerLayer):
     Subclasses are modules with a ``base_layer``. They define :meth:`product`.
     """
 
+    base_layer: nn.Module
     together: Together | None = None
 
     def product(self, adapter: str, side: str) -> Product | None:

@@ -13,6 +13,7 @@ from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer
 from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
 from torch import nn
 
+from ._versions import announce
 from .config import HOUSEHOLDER, HouseholderConfig
 from .layer import HouseholderConv2d, HouseholderLayer, HouseholderLinear, OrthogonalLayer
 from .together import attach, detach
@@ -44,7 +45,7 @@ class HouseholderModel(TogetherModel):
 
     prefix = "householder_"
     tuner_layer_cls = HouseholderLayer
-    target_module_mapping = TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
+    target_module_mapping: Any = TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
 
     def _create_and_replace(
         self,
@@ -75,6 +76,7 @@ def _new_layer(target: nn.Module, adapter: str, config: HouseholderConfig) -> nn
     return HouseholderLinear(target, adapter, config)
 
 
+announce(HOUSEHOLDER.value)
 PEFT_TYPE_TO_CONFIG_MAPPING[HOUSEHOLDER] = HouseholderConfig
 PEFT_TYPE_TO_TUNER_MAPPING[HOUSEHOLDER] = HouseholderModel
 PEFT_TYPE_TO_PREFIX_MAPPING[HOUSEHOLDER] = HouseholderModel.prefix

@@ -29,8 +29,8 @@ def features(base: nn.Module) -> Features:
         return Features(base.weight[0].numel(), base.out_channels)
     if isinstance(base, NonDynamicallyQuantizableLinear):
         raise TypeError(
-            "cwy.peft: torch.nn.MultiheadAttention reads the weight of its out_proj and never calls "
-            "it, so an adapter would have no effect. Leave it out with exclude_modules."
+            "cwy.peft: torch.nn.MultiheadAttention reads the weight of its out_proj and never "
+            "calls it, so an adapter would have no effect. Leave it out with exclude_modules."
         )
     if isinstance(base, Conv1D):
         return Features(base.weight.shape[0], base.weight.shape[1])

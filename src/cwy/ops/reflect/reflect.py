@@ -46,7 +46,7 @@ def reflect(x: Tensor, v: Tensor, adjoint: bool = False) -> Tensor:
 
 
 def _in_aten_ops(x: Tensor, v: Tensor, adjoint: bool) -> Tensor:
-    """Compute it for ``torch.func`` transforms and forward-mode AD, which differentiate ATen ops."""
+    """Compute it in ATen ops, which ``torch.func`` and forward-mode AD differentiate."""
     dtype = working_dtype(v, x.dtype)
     work = v.to(dtype)
     rows = x.to(dtype)
