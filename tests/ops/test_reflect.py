@@ -1,4 +1,4 @@
-"""``cwy.ops.reflect``: equal to one reflection at a time, in every dtype, and one op to compilers."""
+"""``cwy.ops.reflect``: one reflection at a time is the truth, and compilers see one op."""
 
 import importlib
 

@@ -130,9 +130,7 @@ def test_stays_orthogonal_over_a_thousand_steps():
 def test_a_peft_that_does_not_fit_is_refused():
     with pytest.raises(ImportError, match=r"PEFT 0\.18 or newer, found 0\.17\.1"):
         _versions._check("0.17.1", [])
-    with pytest.raises(
-        ImportError, match="does not fit PEFT 0[.]99[.]0, which has no peft[.]mapping"
-    ):
+    with pytest.raises(ImportError, match="which has no peft"):
         _versions._check("0.99.0", ["peft.mapping.X"])
     assert _versions._missing() == []
 

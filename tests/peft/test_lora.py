@@ -97,9 +97,9 @@ def test_modules_to_save_and_biases_go_along(tmp_path):
 
 def test_what_can_not_be_exported_is_refused(tmp_path):
     plain = get_peft_model(perceptron(), LoraConfig(target_modules=["0"]))
-    with pytest.raises(ValueError, match="without layers of cwy.peft"):
+    with pytest.raises(ValueError, match="without layers of cwy"):
         save_as_lora(plain, tmp_path)
-    with pytest.raises(TypeError, match="expected a peft.PeftModel, got Sequential"):
+    with pytest.raises(TypeError, match="PeftModel, got Sequential"):
         save_as_lora(perceptron(), tmp_path)
     model = get_peft_model(perceptron(), HouseholderConfig(r=2, target_modules=["0"]))
     with pytest.raises(ValueError, match="no adapter 'other'"):

@@ -3,8 +3,6 @@
 import torch
 from torch import Tensor
 
-from ..wy import reference as wy
-
 
 def reflect(x: Tensor, v: Tensor, adjoint: bool = False) -> Tensor:
     r"""Compute $H(v_1)\cdots H(v_L) x$ for each vector of x, or its adjoint.
@@ -14,8 +12,13 @@ def reflect(x: Tensor, v: Tensor, adjoint: bool = False) -> Tensor:
         v: ``(N, L)``, or ``(B, N/B, L)`` for a block-diagonal matrix.
         adjoint: multiply by the adjoint.
     """
-    if v.dim() == 2:
-        return wy.reflect(v, x.reshape(-1, x.shape[-1]).mT, adjoint).mT.reshape(x.shape)
-    parts = x.chunk(v.shape[0], -1)
-    mapped = [reflect(part, block, adjoint) for part, block in zip(parts, v, strict=True)]
-    return torch.cat(mapped, -1)
+    if v.dim() == 3:
+        parts = x.chunk(v.shape[0], -1)
+        mapped = [reflect(part, block, adjoint) for part, block in zip(parts, v, strict=True)]
+        return torch.cat(mapped, -1)
+    vectors = list(v.unbind(-1))
+    if not adjoint:
+        vectors.reverse()
+    for one in vectors:
+        x = x - 2 * (x @ one).unsqueeze(-1) * one / one.dot(one)
+    return x
