@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .._torch import backward_number
+from .._torch import backward_number, own_parameter
 from ..ops.reflect.eager import factors_of
 from ..ops.reflect.factors import Factors, factor_dtype
 from .vectors import orthonormal
@@ -40,7 +40,9 @@ class Product:
     @property
     def parameter(self) -> Tensor:
         """The vectors as they are trained and saved."""
-        return self._holder[self.adapter]
+        parameter = own_parameter(self._holder, self.adapter)
+        assert parameter is not None
+        return parameter
 
     @property
     def vectors(self) -> Tensor:
@@ -177,8 +179,6 @@ class Together:
             if computed is None:
                 self._is_stale = True
                 return None
-        if not computed.fits(place, parameter):
-            return None
         return computed.factors[place]
 
 

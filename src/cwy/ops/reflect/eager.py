@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 
 from .._precision import full_precision
 from .factors import Factors, form, pull_back, working_dtype
-from .product import backward, forward
+from .product import Needs, backward, forward
 
 
 class _Formed(Function):
@@ -89,22 +89,20 @@ class _Multiplied(Function):
         return y.view(x.shape)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, gy):
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "cwy.peft: an adapter has no second derivative. Leave out create_graph=True, or "
+                "merge the adapter first."
+            )
         x, c, first, second = ctx.saved_tensors
         needs_x, needs_factors, _, needs_offset = ctx.needs_input_grad
-        found = backward(
-            gy.reshape(x.shape),
-            x,
-            c,
-            first,
-            second,
-            needs_x=needs_x,
-            needs_factors=needs_factors,
-            needs_offset=needs_offset,
-        )
+        g = gy
+        if gy.dim() != 2 or not gy.is_contiguous():
+            g = gy.reshape(x.shape)
+        found = backward(g, x, c, first, second, Needs(needs_x, needs_factors, needs_offset))
         dx = found.x
-        if dx is not None:
+        if dx is not None and gy.dim() != 2:
             dx = dx.view(gy.shape)
         return dx, found.first, found.second, found.offset
 

@@ -18,7 +18,7 @@ from .._precision import in_full_precision
 # units the rounding of the factors shows in y. tests/ops/test_reflect.py measures it.
 UNITS_PER_REFLECTION = 8
 
-_HALF = (torch.float16, torch.bfloat16)
+HALF = (torch.float16, torch.bfloat16)
 
 
 class Factors(NamedTuple):
@@ -56,7 +56,7 @@ def working_dtype(v: Tensor, x: torch.dtype) -> torch.dtype:
 
 def factor_dtype(v: Tensor, x: torch.dtype) -> torch.dtype:
     """Return the dtype of the factors for activations of dtype x."""
-    if x in _HALF and v.shape[-2] < UNITS_PER_REFLECTION * v.shape[-1]:
+    if x in HALF and v.shape[-2] < UNITS_PER_REFLECTION * v.shape[-1]:
         return torch.float32
     return x
 
@@ -79,14 +79,18 @@ def form(v: Tensor, dtype: torch.dtype) -> tuple[Factors, Kept]:
 def pull_back(right: Tensor, kept: Kept, d_left: Tensor | None, d_right: Tensor | None) -> Tensor:
     """Compute the gradient of the vectors from those of the factors. None is zero."""
     u = right.to(kept.t.dtype) * kept.scale
-    du = torch.zeros_like(u)
-    dt = torch.zeros_like(kept.t)
+    du = None
+    dt = None
     if d_right is not None:
-        norm = torch.where(kept.scale == 0, 0, 1 / kept.scale)
-        du = d_right.to(u.dtype) * norm
+        # A scale is near 1, or 0 for a zero column, whose gradient is zero.
+        du = d_right.to(u.dtype) / kept.scale.clamp(min=0.5)
     if d_left is not None:
         d_left = d_left.to(u.dtype) * kept.scale
-        du = du + d_left @ kept.t
+        through_left = d_left @ kept.t
+        if du is None:
+            du = through_left
+        else:
+            du += through_left
         dt = d_left.mT @ u
     backend = dispatch.choose("wy", "auto", u)
     return backend.backward_factors(u, kept.t, kept.reciprocal, du, dt)

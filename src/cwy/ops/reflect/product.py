@@ -1,21 +1,19 @@
 r"""The thin products $y = x - (x F + b)\,G^\top$ and their gradients, in the dtype of x.
 
 F and G are the factors: ``left`` and ``right`` for Q, and the other way around for its adjoint.
-The offset b keeps the bias of a layer out of a product behind it.
+The offset b keeps the bias of a layer out of a product behind it. Eager steps are bound by the
+host, so nothing here launches or converts what need not be.
 """
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from .._precision import full_precision
-from .factors import _HALF
-
-_NOTHING = nullcontext()
+from .factors import HALF
 
 
 class Gradients(NamedTuple):
@@ -27,15 +25,20 @@ class Gradients(NamedTuple):
     offset: Tensor | None
 
 
-def _as_it_is(x: Tensor) -> AbstractContextManager[None]:
-    """Return a context in which products of x run in the dtype of x, not in autocast's."""
+class Needs(NamedTuple):
+    """Which gradients are asked for."""
+
+    x: bool = True
+    factors: bool = True
+    offset: bool = False
+
+
+def _runs_as_it_is(x: Tensor) -> bool:
+    """Return whether products of x run in the dtype of x by themselves."""
+    if x.dtype not in HALF:
+        return False
     kind = x.device.type
-    if x.dtype in _HALF:
-        if not torch.is_autocast_enabled(kind):
-            return _NOTHING
-        if torch.get_autocast_dtype(kind) == x.dtype:
-            return _NOTHING
-    return full_precision(kind)
+    return not torch.is_autocast_enabled(kind) or torch.get_autocast_dtype(kind) == x.dtype
 
 
 def _blocks(x: Tensor, factor: Tensor) -> Tensor:
@@ -63,12 +66,11 @@ def _minus(x: Tensor, c: Tensor, factor: Tensor) -> Tensor:
     return result
 
 
-def _against(x: Tensor, c: Tensor) -> Tensor:
-    """Return ``-x.mT @ c``, of the shape of a factor."""
-    if c.dim() == 2:
-        return torch.mm(x.mT, c).neg_()
-    blocks = x.unflatten(-1, (c.shape[0], -1)).transpose(0, 1)
-    return torch.bmm(blocks.mT, c).neg_()
+def _against(x: Tensor, c: Tensor, like: Tensor) -> Tensor:
+    """Return ``-x.mT @ c``, in the shape of a factor. The values of ``like`` are not read."""
+    if like.dim() == 2:
+        return torch.addmm(like, x.mT, c, beta=0, alpha=-1)
+    return torch.baddbmm(like, _blocks(x, like).mT, c, beta=0, alpha=-1)
 
 
 def forward(
@@ -78,37 +80,51 @@ def forward(
 
     An offset ``(1, L)``, or ``(B, 1, L)``, is added to c.
     """
-    rows = x.to(first.dtype)
-    with _as_it_is(rows):
-        c = _times(rows, first, offset)
-        y = _minus(rows, c, second)
-    return y.to(x.dtype), c
+    if x.dtype != first.dtype:
+        y, c = forward(x.to(first.dtype), first, second, offset)
+        return y.to(x.dtype), c
+    if _runs_as_it_is(x):
+        return _forward(x, first, second, offset)
+    with full_precision(x.device.type):
+        return _forward(x, first, second, offset)
+
+
+def _forward(
+    x: Tensor, first: Tensor, second: Tensor, offset: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    c = _times(x, first, offset)
+    return _minus(x, c, second), c
 
 
 def backward(
-    gy: Tensor,
-    x: Tensor,
-    c: Tensor,
-    first: Tensor,
-    second: Tensor,
-    *,
-    needs_x: bool,
-    needs_factors: bool,
-    needs_offset: bool = False,
+    gy: Tensor, x: Tensor, c: Tensor, first: Tensor, second: Tensor, needs: Needs
 ) -> Gradients:
     """Return the gradients from that of y, ``gy (R, N)``, and what the forward pass kept."""
-    g = gy.to(first.dtype)
+    dtype = first.dtype
+    if gy.dtype != dtype:
+        found = backward(gy.to(dtype), x.to(dtype), c, first, second, needs)
+        if found.x is None:
+            return found
+        return found._replace(x=found.x.to(x.dtype))
+    if _runs_as_it_is(gy):
+        return _backward(gy, x, c, first, second, needs)
+    with full_precision(gy.device.type):
+        return _backward(gy, x, c, first, second, needs)
+
+
+def _backward(
+    g: Tensor, x: Tensor, c: Tensor, first: Tensor, second: Tensor, needs: Needs
+) -> Gradients:
+    d = _times(g, second)
     dx = None
     d_first = None
     d_second = None
     d_offset = None
-    with _as_it_is(g):
-        d = _times(g, second)
-        if needs_x:
-            dx = _minus(g, d, first).to(x.dtype)
-        if needs_factors:
-            d_first = _against(x.to(first.dtype), d)
-            d_second = _against(g, c)
-        if needs_offset:
-            d_offset = d.sum(-2, keepdim=True).neg_()
+    if needs.x:
+        dx = _minus(g, d, first)
+    if needs.factors:
+        d_first = _against(x, d, first)
+        d_second = _against(g, c, second)
+    if needs.offset:
+        d_offset = -d.sum(-2, keepdim=True)
     return Gradients(dx, d_first, d_second, d_offset)

@@ -41,9 +41,8 @@ def _reflect_backward(
     with torch.no_grad():
         first, second = _ordered(Factors(*factors), adjoint)
         rows = x.reshape(-1, x.shape[-1])
-        found = product.backward(
-            gy.reshape(rows.shape), rows, c, first, second, needs_x=True, needs_factors=True
-        )
+        g = gy.reshape(rows.shape)
+        found = product.backward(g, rows, c, first, second, product.Needs())
         d_left = found.first
         d_right = found.second
         if adjoint:
