@@ -21,7 +21,6 @@ import torch
 from torch import Tensor, nn
 
 from ...api import orthogonality_error
-from ...ops._linalg import double
 from ..harness.entry import Case, Entry, Group, gaussian
 from . import Size, Suite
 

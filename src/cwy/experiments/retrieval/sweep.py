@@ -26,6 +26,8 @@ GRID = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
 FULL_GRID = (3e-5, 1e-4, 3e-4, 1e-3, 3e-3)
 """As many for all weights, which need smaller ones."""
 SEEDS = (0, 1, 2)
+KEPT = ("config.json", "metrics.jsonl", "record.json", "diverged.txt")
+"""The files of a run that are kept. Its weights are large."""
 
 
 @dataclass(frozen=True)
@@ -84,16 +86,19 @@ def _train(out: Path, run: Run, options: list[str]) -> int:
     command = [sys.executable, "-m", "cwy", "train", "retrieval", "--method", run.method]
     command += ["--seed", str(run.seed), "--set", f"lr={run.lr:g}", "--out", str(folder), *options]
     with (out / f"{run.folder}.log").open("wb") as log:
-        done = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, check=False)  # noqa: S603
-    _drop_weights(folder)
-    return done.returncode
+        status = subprocess.call(command, stdout=log, stderr=subprocess.STDOUT)  # noqa: S603
+    if folder.is_dir():
+        _drop_weights(folder)
+    return status
 
 
 def _drop_weights(folder: Path) -> None:
     """Remove what is large, and keep the settings, the log and the record."""
-    for path in folder.glob("*.safetensors"):
-        path.unlink()
-    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    for path in folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name not in KEPT:
+            path.unlink()
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..._atomic import write
 from ..data import DataError, default_root
@@ -109,7 +109,7 @@ def load_encoder(source: Source, dtype: torch.dtype) -> Any:
     config.hidden_dropout_prob = 0.0
     config.attention_probs_dropout_prob = 0.0
     config._attn_implementation = "eager"
-    model = BertModel(config, add_pooling_layer=False)
+    model: nn.Module = BertModel(config, add_pooling_layer=False)
     state = {name: x for name, x in tensors(source.folder).items() if not _is_unused(name)}
     model.load_state_dict({name: x.to(dtype) for name, x in state.items()}, strict=True)
     return model.to(dtype)
