@@ -12,6 +12,8 @@ from tests.helpers.families import FAMILIES, vectors
 
 # The function hides the module of the same name.
 reference = importlib.import_module("cwy.ops.reflect.reference")
+eager = importlib.import_module("cwy.ops.reflect.eager")
+factors = importlib.import_module("cwy.ops.reflect.factors")
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 # Units, reflections, blocks. L may exceed N.
 SIZES = [(1, 1, None), (6, 4, None), (5, 9, None), (33, 17, None), (24, 3, 4), (6, 7, 2)]
@@ -42,6 +44,48 @@ def test_equals_one_reflection_at_a_time(units, size, blocks, adjoint, device):
     actual = with_gradients(lambda x, v: ops.reflect(x, v, adjoint), x, v)
     truth = with_gradients(lambda x, v: reference.reflect(x, v, adjoint), x, v)
     torch.testing.assert_close(actual, truth, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("units", "size", "blocks"), SIZES)
+def test_factors_of_many_layers_with_a_bias(units, size, blocks, device):
+    x, v = inputs(units, size, blocks, device=device)
+    other = torch.randn_like(v).requires_grad_()
+    bias = torch.randn(units, dtype=x.dtype, device=device, requires_grad=True)
+
+    def together(x, v):
+        first, second = eager.factors_of([v, other], x.dtype)
+        return eager.multiply(eager.multiply(x, first), second, bias)
+
+    def apart(x, v):
+        return reference.reflect(reference.reflect(x, v) - bias, other) + bias
+
+    torch.testing.assert_close(
+        with_gradients(together, x, v), with_gradients(apart, x, v), rtol=1e-9, atol=1e-9
+    )
+    found = torch.autograd.grad(together(x, v).sin().sum(), (other, bias))
+    expected = torch.autograd.grad(apart(x, v).sin().sum(), (other, bias))
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize(("units", "size"), [(128, 4), (32, 8)])
+def test_both_ways_through_the_op_are_the_same(units, size, dtype, device):
+    torch.manual_seed(0)
+    x = torch.randn(20, units, device=device).to(dtype).requires_grad_()
+    v = torch.randn(units, size, device=device, requires_grad=True)
+
+    def in_parts(x, v):
+        kind = factors.factor_dtype(v, x.dtype)
+        return eager.multiply(x, eager.factors_of([v], kind)[0])
+
+    y, dx, dv = with_gradients(in_parts, x, v)
+    whole = with_gradients(ops.reflect, x, v)
+    assert (y.dtype, dx.dtype, dv.dtype) == (dtype, dtype, torch.float32)
+    eps = torch.finfo(dtype).eps
+    torch.testing.assert_close((y, dx), whole[:2], rtol=0, atol=8 * eps)
+    assert (dv - whole[2]).norm() <= 8 * eps * whole[2].norm()
 
 
 @pytest.mark.parametrize("family", FAMILIES)
