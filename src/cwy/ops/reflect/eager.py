@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 
 from .._precision import full_precision
 from .factors import Factors, form, pull_back, working_dtype
-from .product import Needs, backward, forward
+from .product import Needs, backward, differentiable, forward
 
 
 class _Formed(Function):
@@ -83,22 +83,20 @@ class _Multiplied(Function):
         if x.dim() != 2:
             rows = x.reshape(-1, x.shape[-1])
         y, c = forward(rows, first, second, offset)
-        ctx.save_for_backward(rows, c, first, second)
+        ctx.save_for_backward(x, c, first, second, offset)
         if x.dim() == 2:
             return y
         return y.view(x.shape)
 
     @staticmethod
     def backward(ctx, gy):
+        x, c, first, second, offset = ctx.saved_tensors
         if torch.is_grad_enabled():
-            raise RuntimeError(
-                "cwy.peft: an adapter has no second derivative. Leave out create_graph=True, or "
-                "merge the adapter first."
-            )
-        x, c, first, second = ctx.saved_tensors
+            return differentiable(gy, ctx.needs_input_grad, x, first, second, offset)
         needs_x, needs_factors, _, needs_offset = ctx.needs_input_grad
         g = gy
-        if gy.dim() != 2 or not gy.is_contiguous():
+        if x.dim() != 2:
+            x = x.reshape(-1, x.shape[-1])
             g = gy.reshape(x.shape)
         found = backward(g, x, c, first, second, Needs(needs_x, needs_factors, needs_offset))
         dx = found.x

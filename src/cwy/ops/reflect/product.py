@@ -7,11 +7,13 @@ host, so nothing here launches or converts what need not be.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from .._linalg import multiply
 from .._precision import full_precision
 from .factors import HALF
 
@@ -128,3 +130,35 @@ def _backward(
     if needs.offset:
         d_offset = -d.sum(-2, keepdim=True)
     return Gradients(dx, d_first, d_second, d_offset)
+
+
+def plain(x: Tensor, first: Tensor, second: Tensor, offset: Tensor | None = None) -> Tensor:
+    """Return y for ``x (..., N)`` in torch's own differentiable functions."""
+    rows = x.reshape(-1, x.shape[-1]).to(first.dtype)
+    if first.dim() == 2:
+        c = multiply(rows, first)
+        if offset is not None:
+            c = c + offset
+        y = rows - multiply(c, second.mT)
+    else:
+        c = multiply(_blocks(rows, first), first)
+        if offset is not None:
+            c = c + offset
+        y = rows - multiply(c, second.mT).transpose(0, 1).flatten(1)
+    return y.reshape(x.shape).to(x.dtype)
+
+
+def differentiable(
+    gy: Tensor, needs: Sequence[bool], *inputs: Tensor | None
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients of :func:`plain` so that they can be differentiated again.
+
+    Args:
+        gy: the gradient of y.
+        needs: which gradients are asked for.
+        inputs: of :func:`plain`.
+    """
+    asked = [x for x, needed in zip(inputs, needs, strict=True) if needed and x is not None]
+    y = plain(*inputs)  # pyrefly: ignore[bad-argument-type]
+    found = iter(torch.autograd.grad(y, asked, gy, create_graph=True))
+    return tuple(next(found) if needed else None for needed in needs)

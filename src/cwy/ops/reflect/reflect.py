@@ -7,9 +7,8 @@ from torch import Tensor
 
 from .. import dispatch
 from ..checks import check_tensor
-from ..wy.wy import cwy_multiply
+from . import composite
 from . import registered as registered  # registers the op
-from .factors import working_dtype
 
 
 def reflect(x: Tensor, v: Tensor, adjoint: bool = False) -> Tensor:
@@ -22,7 +21,6 @@ def reflect(x: Tensor, v: Tensor, adjoint: bool = False) -> Tensor:
     Unlike :func:`cwy_multiply`, half-precision activations stay as they are. The factors are
     computed in float32, under any autocast. If $N \ge 8L$ they are then rounded to the dtype
     of ``x``, with T from the rounded U. The backward pass keeps ``x`` and L numbers per vector.
-    It has no second derivative, except under ``torch.func`` transforms.
 
     Args:
         x: ``(..., N)``, real.
@@ -41,22 +39,8 @@ def reflect(x: Tensor, v: Tensor, adjoint: bool = False) -> Tensor:
     """
     _check(x, v)
     if dispatch.why_only_autograd(x, v) is not None:
-        return _in_aten_ops(x, v, adjoint)
+        return composite.reflect(x, v, adjoint)
     return torch.ops.cwy.reflect(x, v, adjoint)[0]
-
-
-def _in_aten_ops(x: Tensor, v: Tensor, adjoint: bool) -> Tensor:
-    """Compute it in ATen ops, which ``torch.func`` and forward-mode AD differentiate."""
-    dtype = working_dtype(v, x.dtype)
-    work = v.to(dtype)
-    rows = x.to(dtype)
-    if v.dim() == 2:
-        return cwy_multiply(work, rows, adjoint).to(x.dtype)
-    parts = [
-        cwy_multiply(block, part, adjoint)
-        for block, part in zip(work, rows.chunk(v.shape[0], -1), strict=True)
-    ]
-    return torch.cat(parts, -1).to(x.dtype)
 
 
 def _check(x: Tensor, v: Tensor) -> None:

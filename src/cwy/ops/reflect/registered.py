@@ -8,7 +8,7 @@ from torch.autograd import Function
 
 from ..._torch import below_autograd
 from .._library import define
-from . import product
+from . import composite, product
 from .factors import Factors, Kept, factor_dtype, form, pull_back, working_dtype
 
 
@@ -74,7 +74,7 @@ class _Reflect(Function):
     def forward(ctx, x, v, adjoint):
         with below_autograd():
             y, *rest = torch.ops.cwy.reflect(x, v, adjoint)
-        ctx.save_for_backward(x, *rest)
+        ctx.save_for_backward(x, v, *rest)
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*rest)
         ctx.adjoint = adjoint
@@ -85,7 +85,10 @@ class _Reflect(Function):
     def backward(ctx, gy, *_):
         if gy is None:
             return None, None, None
-        x, c, left, right, *kept = ctx.saved_tensors
+        x, v, c, left, right, *kept = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            needs = ctx.needs_input_grad[:2]
+            return *composite.gradients(gy, x, v, ctx.adjoint, needs), None
         dx, dv = torch.ops.cwy.reflect_backward(
             gy, x, c, [left, right], kept, ctx.adjoint, ctx.dtype
         )
@@ -103,8 +106,8 @@ class _Last(Function):
     @staticmethod
     def backward(ctx, *_):
         raise RuntimeError(
-            "reflect: it has no second derivative. Use cwy_multiply(v, x), which has one, "
-            "or torch.func transforms."
+            "reflect: a compiled or exported program has no second derivative. Run it in eager "
+            "mode."
         )
 
 
