@@ -1,7 +1,7 @@
 r"""The factors of $Q = I - R\,L^\top$ in the dtype of the activations, and their gradient.
 
-The notation is that of README.md: R (``right``) holds the unit columns U rounded to the dtype,
-and L (``left``) is $U T^\top$ with T from the rounded U.
+The notation is that of README.md: R (``right``) holds the rounded columns, and L (``left``) is
+$U T^\top D^{-1}$ with U and T from the rounded columns and D their norms.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Kept(NamedTuple):
 
     Attributes:
         t: ``(*, L, L)``.
-        reciprocal: ``(*, 1, L)``, the reciprocal norms of the vectors.
+        reciprocal: ``(*, 1, L)``, the reciprocal norms of the vectors, or of the rounded ones.
         scale: ``(*, 1, L)``, the reciprocal norms of the columns of ``right``.
     """
 
@@ -65,6 +65,12 @@ def factor_dtype(v: Tensor, x: torch.dtype) -> torch.dtype:
 def form(v: Tensor, dtype: torch.dtype) -> tuple[Factors, Kept]:
     """Compute the factors of ``v (*, N, L)``, float32 or float64, rounded to a dtype."""
     backend = dispatch.choose("wy", "auto", v)
+    if dtype == torch.bfloat16 and v.dtype == torch.float32:
+        # It has the range of float32, so the vectors need not be normalized first.
+        right = v.to(dtype)
+        u, t, scale = backend.forward_factors(right.to(v.dtype))
+        left = (u @ t.mT).mul_(scale).to(dtype)
+        return Factors(left, right), Kept(t, scale, scale)
     u, t, reciprocal = backend.forward_factors(v)
     if dtype == v.dtype:
         scale = torch.ones_like(reciprocal)
@@ -82,8 +88,8 @@ def pull_back(right: Tensor, kept: Kept, d_left: Tensor | None, d_right: Tensor 
     du = None
     dt = None
     if d_right is not None:
-        # A scale is near 1, or 0 for a zero column, whose gradient is zero.
-        du = d_right.to(u.dtype) / kept.scale.clamp(min=0.5)
+        # The scale of a zero column is 0, and its gradient is zero.
+        du = d_right.to(u.dtype) / kept.scale.clamp(min=torch.finfo(u.dtype).tiny)
     if d_left is not None:
         d_left = d_left.to(u.dtype) * kept.scale
         through_left = d_left @ kept.t

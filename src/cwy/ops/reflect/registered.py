@@ -25,6 +25,8 @@ def _reflect(x: Tensor, v: Tensor, adjoint: bool) -> tuple[Tensor, ...]:
         factors, kept = form(work, factor_dtype(v, x.dtype))
         rows = x.reshape(-1, x.shape[-1])
         y, c = product.forward(rows, *_ordered(factors, adjoint))
+        # No result of an op may be another one.
+        kept = kept._replace(scale=kept.scale.clone())
         results = (y.reshape(x.shape), c, *factors, *kept)
         return tuple(part.contiguous() for part in results)
 
