@@ -159,8 +159,12 @@ def test_the_sweep_gives_every_method_one_budget(tmp_path):
     for run in sweep.trials(METHODS):
         counts[run.method] += 1
     assert set(counts.values()) == {5}
-    for lr, mrr in ((0.001, 0.5), (0.01, 0.7)):
-        folder = tmp_path / sweep.Run("lora", lr, 0).folder
-        folder.mkdir()
+    for run, mrr in zip(sweep.trials(["lora"]), (0.1, 0.5, 0.7, 0.4), strict=False):
+        folder = tmp_path / run.folder
+        folder.mkdir(parents=True)
         (folder / "record.json").write_text(json.dumps({"final": {"validation": {"mrr": mrr}}}))
-    assert sweep.best(tmp_path, "lora") == sweep.Run("lora", 0.01, 0)
+    assert sweep.best_rate(tmp_path, "lora") == 3e-3
+    runs = sweep.finals(dict.fromkeys(METHODS, 1e-3))
+    assert len({run.folder for run in runs}) == 3 * len(METHODS)
+    assert [run.seed for run in runs] == sorted(run.seed for run in runs)
+    assert len(sweep.timings(dict.fromkeys(METHODS, 1e-3))) == len(METHODS)

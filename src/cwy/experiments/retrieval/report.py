@@ -60,7 +60,8 @@ DESCRIPTIONS = {
         panels={"rank": "rank", "iterations": "steps"},
         about="An English sentence encoder (all-MiniLM-L6-v2, 22 M weights) is adapted so that a "
         "Spanish sentence finds its English translation among 1,000 held-out pairs of Tatoeba. "
-        "The adapters have about the same number of parameters. Not in the paper.",
+        "The adapters have about the same number of parameters. Runs of a sweep share the GPU, so "
+        "the times are those of the runs with few steps, which had it alone. Not in the paper.",
         curves=(
             Curve(
                 "validation",
