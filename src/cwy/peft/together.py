@@ -2,8 +2,8 @@
 
 Layers of one shape share a group. The first layer that needs its factors computes those of the
 whole group. A forward pass that records gradients computes them anew, so gradient accumulation
-and CUDA graphs see their own. A checkpoint that runs a layer again in the backward pass finds the
-factors of the last forward pass, if the vectors have not changed since.
+and CUDA graphs see their own. The graph of the pass then holds them. Only if a checkpoint runs
+layers again in the backward pass do they stay here, for as long as the vectors do not change.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .._torch import backward_number, own_parameter
+from .._torch import backward_number, own_parameter, saved_tensors_are_packed
 from ..ops.reflect.eager import factors_of
 from ..ops.reflect.factors import Factors, factor_dtype
 from .vectors import orthonormal
@@ -104,6 +104,7 @@ class Together:
         self._groups: list[_Group] = []
         self._places: dict[Product, tuple[_Group, int]] = {}
         self._is_stale = True
+        self._is_checkpointed = False
         self._depth = 0
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Together:
@@ -128,18 +129,31 @@ class Together:
             return
         if self._is_stale:
             self._find(model)
-        for group in self._groups:
-            _forget(group, everything=_is_captured())
+        self._is_checkpointed = False
+        self._forget(everything=_is_captured())
 
     def exit(self, model: nn.Module, given: tuple[Any, ...], result: Any) -> None:
         """End a forward pass, also after an error."""
         if torch.compiler.is_compiling():
             return
         self._depth = max(0, self._depth - 1)
-        if self._depth == 0 and _is_captured():
+        if self._depth > 0:
+            return
+        if _is_captured():
             # The memory belongs to the graph, so nothing else may read it.
-            for group in self._groups:
-                _forget(group, everything=True)
+            self._forget(everything=True)
+        elif not self._is_checkpointed:
+            self._forget(everything=False)
+
+    def _forget(self, everything: bool) -> None:
+        """Drop all factors, or those that record gradients."""
+        for group in self._groups:
+            if everything:
+                group.computed.clear()
+                continue
+            for mode in list(group.computed):
+                if mode.recording:
+                    del group.computed[mode]
 
     def _find(self, model: nn.Module) -> None:
         """Put the products of all layers of the model into groups."""
@@ -179,6 +193,8 @@ class Together:
             if computed is None:
                 self._is_stale = True
                 return None
+        if recording and saved_tensors_are_packed():
+            self._is_checkpointed = True
         return computed.factors[place]
 
 
@@ -225,16 +241,6 @@ def _attached(model: nn.Module) -> Together | None:
         if isinstance(owner, Together):
             return owner
     return None
-
-
-def _forget(group: _Group, everything: bool) -> None:
-    """Drop the factors of a group: all, or those that record gradients."""
-    if everything:
-        group.computed.clear()
-        return
-    for mode in list(group.computed):
-        if mode.recording:
-            del group.computed[mode]
 
 
 def _is_captured() -> bool:
