@@ -247,3 +247,23 @@ def test_a_captured_step_equals_a_plain_one():
         graph.replay()
         replayed.append(result.item())
     torch.testing.assert_close(warm + replayed, expected, rtol=1e-3, atol=1e-5)
+
+
+def test_a_layer_keeps_its_input_and_few_numbers_per_token():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(64, 64, dtype=torch.bfloat16))
+    model = get_peft_model(net, HouseholderConfig(r=4, target_modules=["0"]))
+    x = torch.randn(10, 100, 64, dtype=torch.bfloat16)
+    kept = {}
+
+    def note(tensor):
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        model(x)
+    weight = model.base_model.model[0].base_layer.weight
+    assert kept.pop(x.untyped_storage().data_ptr()) == 1000 * 64 * 2
+    kept.pop(weight.untyped_storage().data_ptr(), None)
+    # Four numbers per token, and both factors.
+    assert sorted(kept.values()) == sorted([1000 * 4 * 2, 64 * 4 * 2, 64 * 4 * 2])
