@@ -6,6 +6,9 @@ from torch import nn
 
 import cwy
 import cwy.peft
+import subprocess
+import sys
+
 import peft
 from cwy import ops
 from cwy.peft import HouseholderConfig, _versions, save_as_lora
@@ -144,3 +147,16 @@ def test_an_old_peft_would_lose_biases():
 def test_a_missing_name_is_found(monkeypatch):
     monkeypatch.delattr("peft.mapping.PEFT_TYPE_TO_TUNER_MAPPING")
     assert _versions._missing() == ["peft.mapping.PEFT_TYPE_TO_TUNER_MAPPING"]
+
+
+def test_without_peft_the_error_names_the_extra():
+    code = (
+        "import sys\n"
+        "import cwy\n"
+        "assert 'peft' not in sys.modules and 'transformers' not in sys.modules\n"
+        "sys.modules['peft'] = None\n"
+        "import cwy.peft\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert 'Install it with pip install "cwy[peft]"' in done.stderr
