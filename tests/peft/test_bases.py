@@ -1,14 +1,14 @@
 """Bases of every kind, long training, and versions of PEFT that do not fit."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
 
 import cwy
 import cwy.peft
-import subprocess
-import sys
-
 import peft
 from cwy import ops
 from cwy.peft import HouseholderConfig, _versions, save_as_lora

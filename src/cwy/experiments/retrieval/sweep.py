@@ -29,7 +29,7 @@ GRID = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
 FULL_GRID = (3e-5, 1e-4, 3e-4, 1e-3, 3e-3)
 """As many for all weights, which need smaller ones."""
 SEEDS = (0, 1, 2)
-TUNING = 200
+TUNING = 150
 """The steps of a run of the tuning."""
 TIMING = 60
 """The steps of a run that is timed."""
@@ -83,7 +83,12 @@ def finals(rates: dict[str, float]) -> list[Run]:
 
 def timings(rates: dict[str, float]) -> list[Run]:
     """Return a short run for each method."""
-    short = (f"iterations={TIMING}", f"evaluate_every={TIMING}", f"log_every={TIMING // 2}")
+    short = (
+        f"iterations={TIMING}",
+        f"evaluate_every={TIMING}",
+        f"log_every={TIMING // 2}",
+        "pairs=20000",  # which are tokenized sooner
+    )
     return [Run(f"timing/{method}", method, lr, SEEDS[0], short) for method, lr in rates.items()]
 
 
