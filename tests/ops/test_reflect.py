@@ -214,6 +214,25 @@ def test_a_second_derivative_is_right_or_raises(blocks):
     torch._dynamo.reset()
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_vectors_may_be_strided(dtype, device):
+    torch.manual_seed(0)
+    x = torch.randn(20, 128, device=device).to(dtype).requires_grad_()
+    v = torch.randn(128, 4, device=device, requires_grad=True)
+    strided = v.detach().mT.contiguous().mT.requires_grad_()
+    assert not strided.is_contiguous()
+    expected = with_gradients(ops.reflect, x, v)
+    torch.testing.assert_close(with_gradients(ops.reflect, x, strided), expected)
+
+    def in_parts(x, v):
+        kind = factors.factor_dtype(v, x.dtype)
+        return eager.multiply(x, eager.factors_of([v], kind)[0])
+
+    expected = with_gradients(in_parts, x, v)
+    torch.testing.assert_close(with_gradients(in_parts, x, strided), expected)
+
+
 def test_inputs_may_be_strided_and_empty():
     x, v = inputs(8, 3, None)
     strided = x.detach().transpose(0, 1)

@@ -67,7 +67,8 @@ def form(v: Tensor, dtype: torch.dtype) -> tuple[Factors, Kept]:
     backend = dispatch.choose("wy", "auto", v)
     if dtype == torch.bfloat16 and v.dtype == torch.float32:
         # It has the range of float32, so the vectors need not be normalized first.
-        right = v.to(dtype)
+        # The kernels read what lies in memory, so a parameter may not hand on its strides.
+        right = v.to(dtype, memory_format=torch.contiguous_format)
         u, t, scale = backend.forward_factors(right.to(v.dtype))
         left = (u @ t.mT).mul_(scale).to(dtype)
         return Factors(left, right), Kept(t, scale, scale)
