@@ -205,6 +205,7 @@ def test_extras_hold_what_the_code_imports():
     library = ["manifolds", "nn", "ops", "optim", "parametrizations"]
     for part in library:
         assert imports(SOURCE / part) <= requirements("cuda")
+    assert imports(SOURCE / "peft") <= requirements("peft")
     # numpy comes with matplotlib, for which it is a hard requirement.
     assert imports(SOURCE / "experiments") - {"numpy"} <= requirements("experiments")
     assert requirements("cli") <= requirements("experiments")

@@ -10,6 +10,7 @@ TINY = {
     "NxM": "12x3,16x4",
     "NxLxB": "8x3x2,9x3x2",
     "NxDxB": "8x2x2,9x2x2",
+    "NxLxDxB": "8x2x2x2,9x2x2x2",
     "NxBxT": "8x2x3,9x2x3",
     "NxLxBxT": "8x2x2x3,8x4x2x3",
 }

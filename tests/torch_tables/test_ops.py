@@ -37,6 +37,13 @@ def products(info, device, dtype, requires_grad, **_):
         yield SampleInput(draw(dtype, requires_grad, *shape), args=(x, index % 2 == 1))
 
 
+def reflected(info, device, dtype, requires_grad, **_):
+    for index, shape in enumerate(SHAPES):
+        units = torch.Size(shape[:-1]).numel()
+        v = draw(dtype, requires_grad, *shape)
+        yield SampleInput(draw(dtype, requires_grad, 2, units), args=(v, index % 2 == 1))
+
+
 def recurrences(info, device, dtype, requires_grad, **_):
     for n, nonlinearity in ((1, "tanh"), (4, "relu"), (3, "modrelu"), (3, "identity")):
         states = (
@@ -77,6 +84,7 @@ TABLE = [
     describe(ops.tcwy_matrix, vectors_and_signs),
     describe(ops.cwy_multiply, products),
     describe(ops.wy_factors, vectors),
+    describe(ops.reflect, reflected, (torch.float64,)),
     describe(ops.rollout, recurrences, REAL),
     describe(ops.conv_rollout, image_recurrences, REAL),
 ]

@@ -2,6 +2,7 @@
 
 from . import skew as skew  # registers its ops, for exported programs
 from .recurrence import conv_rollout, rollout
+from .reflect import reflect
 from .wy import WY, cwy_matrix, cwy_multiply, householder_vectors, tcwy_matrix, wy_factors
 
 __all__ = [
@@ -10,6 +11,7 @@ __all__ = [
     "cwy_matrix",
     "cwy_multiply",
     "householder_vectors",
+    "reflect",
     "rollout",
     "tcwy_matrix",
     "wy_factors",

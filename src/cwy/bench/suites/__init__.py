@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Size = tuple[int, ...]
 """The numbers of a size, in the order of its form. A square matrix is (N,) where N is a form."""
 
-PEERS = ("torch", "geotorch", "geoopt", "torch_householder")
+PEERS = ("torch", "geotorch", "geoopt", "torch_householder", "peft")
 """The packages that entries of group "peer" may need."""
 INSTALL = 'pip install "cwy[peers]"'
 """The command that installs them."""
@@ -124,6 +124,15 @@ BENCHES = {
             counts=False,
         ),
         Bench(
+            "adapters",
+            "A training step of D frozen layers with adapters of rank L, on B tokens.",
+            ("NxLxDxB",),
+            "256x8x4x128,512x16x4x256",
+            "64x4x2x32",
+            gpu="3072x32x8x4096,3072x8x8x4096,4096x32x8x512,1024x32x12x2048",
+            counts=False,
+        ),
+        Bench(
             "figure1c",
             "The paper's Figure 1c: CWY, exponential and Cayley map against N.",
             ("N",),
@@ -159,7 +168,7 @@ BENCHES = {
 
 def load(name: str) -> Suite:
     """Import what a benchmark times. Only this loads torch."""
-    from . import matrix, model, multiply, paper, rnn, stiefel
+    from . import adapters, matrix, model, multiply, paper, rnn, stiefel
 
     suites = {
         "matrix": matrix.SUITE,
@@ -167,6 +176,7 @@ def load(name: str) -> Suite:
         "stiefel": stiefel.SUITE,
         "rnn": rnn.SUITE,
         "model": model.SUITE,
+        "adapters": adapters.SUITE,
         "figure1c": paper.FIGURE_1C,
         "figure2": paper.FIGURE_2,
         "table1": paper.TABLE_1,

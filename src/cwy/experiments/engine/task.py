@@ -250,6 +250,7 @@ HOMES = {
     "weizmann": "video",
     "movingmnist": "video",
     "nmt": "nmt",
+    "retrieval": "retrieval",
 }
 TASKS = tuple(HOMES)
 """The names of the tasks. HOMES names the folder of each."""

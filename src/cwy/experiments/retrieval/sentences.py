@@ -1,0 +1,133 @@
+"""Pairs of sentences as tokens: 1,000 each for validation and test, and none of them in training.
+
+The split is the same for every seed.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..data import DataError, tatoeba
+
+HELD_OUT = 1000
+"""The pairs of validation, and those of the test."""
+SPLIT_SEED = 0
+
+
+class Pair(NamedTuple):
+    """An English sentence and its Spanish translation."""
+
+    english: str
+    spanish: str
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Pairs as tokens: two tensors ``(pairs, length)`` with zeros behind the end of a sentence."""
+
+    english: Tensor
+    spanish: Tensor
+
+
+@dataclass(frozen=True)
+class Split:
+    """Pairs for training, validation and test. No sentence is in two of them."""
+
+    train: list[Pair]
+    validation: list[Pair]
+    test: list[Pair]
+
+
+@dataclass(frozen=True)
+class Sentences:
+    """The tokens of all parts, and the record's entries about them."""
+
+    train: Tokens
+    validation: Tokens
+    test: Tokens
+    facts: dict[str, Any]
+
+
+def load(tokenizer: Path, length: int, pairs: int | None, device: torch.device) -> Sentences:
+    """Load Tatoeba's pairs as tokens.
+
+    Args:
+        tokenizer: the file ``tokenizer.json``.
+        length: tokens of a sentence.
+        pairs: of training. None is all.
+        device: where the tokens go.
+    """
+    split = divide(read(tatoeba.load()), pairs)
+    tokenize = _Tokenizer(tokenizer, length)
+    parts = {}
+    for name in ("train", "validation", "test"):
+        chosen: list[Pair] = getattr(split, name)
+        english = tokenize([pair.english for pair in chosen])
+        spanish = tokenize([pair.spanish for pair in chosen])
+        parts[name] = Tokens(english.to(device), spanish.to(device))
+    facts = {
+        "train": len(split.train),
+        "validation": len(split.validation),
+        "test": len(split.test),
+        "sentences cut": round(tokenize.cut / tokenize.seen, 4),
+    }
+    return Sentences(**parts, facts=facts)
+
+
+def read(content: bytes) -> list[Pair]:
+    """Read lines of English, a tab, Spanish. Each pair appears once."""
+    found = {}
+    for line in content.decode("utf-8-sig").split("\n"):
+        texts = line.split("\t", 2)
+        if len(texts) >= 2 and texts[0].strip() and texts[1].strip():
+            found[Pair(texts[0].strip(), texts[1].strip())] = None
+    return list(found)
+
+
+def divide(pairs: Sequence[Pair], count: int | None) -> Split:
+    """Hold out pairs whose sentences occur once, and train on pairs without these sentences."""
+    english = Counter(pair.english.lower() for pair in pairs)
+    spanish = Counter(pair.spanish.lower() for pair in pairs)
+    order = list(pairs)
+    random.Random(SPLIT_SEED).shuffle(order)  # noqa: S311
+    alone = []
+    rest = []
+    for pair in order:
+        occurs_once = english[pair.english.lower()] == 1 and spanish[pair.spanish.lower()] == 1
+        if occurs_once and len(alone) < 2 * HELD_OUT:
+            alone.append(pair)
+        else:
+            rest.append(pair)
+    if len(alone) < 2 * HELD_OUT or not rest:
+        raise DataError(
+            f"retrieval holds out {2 * HELD_OUT} pairs of sentences that occur once, and found "
+            f"{len(alone)}."
+        )
+    return Split(rest[:count], alone[:HELD_OUT], alone[HELD_OUT:])
+
+
+class _Tokenizer:
+    """Turn sentences into tokens of one length, and count those that were cut."""
+
+    def __init__(self, file: Path, length: int) -> None:
+        from tokenizers import Tokenizer
+
+        self._tokenizer = Tokenizer.from_file(str(file))
+        self._tokenizer.enable_truncation(length)
+        self._tokenizer.enable_padding(length=length)
+        self.cut = 0
+        self.seen = 0
+
+    def __call__(self, texts: list[str]) -> Tensor:
+        found = self._tokenizer.encode_batch_fast(texts)
+        self.cut += sum(bool(one.overflowing) for one in found)
+        self.seen += len(found)
+        return torch.tensor([one.ids for one in found])

@@ -1,0 +1,254 @@
+"""Adapter layers: what our own type and HRA share, and the layers of our own type."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any, cast
+
+import torch
+from peft.tuners.tuners_utils import BaseTunerLayer, check_adapters_to_merge
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from .._torch import transform_is_active
+from ..ops import reflect
+from ..ops.reflect.eager import multiply
+from .config import HouseholderConfig
+from .together import Product, Together, find_factors
+from .vectors import matrix_times, paired_vectors, times_matrix
+from .weights import dense_weight, features, write_weight
+
+
+class OrthogonalLayer(BaseTunerLayer):
+    """A layer whose weight W stands for P W Q, with one product per active adapter and side.
+
+    Subclasses are modules with a ``base_layer``. They define :meth:`product`.
+    """
+
+    base_layer: nn.Module
+    together: Together | None = None
+
+    def product(self, adapter: str, side: str) -> Product | None:
+        """Return the product of an adapter on a side, "in" or "out", or None if it has none."""
+        raise NotImplementedError
+
+    def products(self) -> Iterator[Product]:
+        """Return the products of all adapters."""
+        for adapter in self._get_available_adapters():
+            for side in ("in", "out"):
+                product = self.product(adapter, side)
+                if product is not None:
+                    yield product
+
+    def has(self, adapter: str) -> bool:
+        """Return whether the layer has an adapter of this name."""
+        return adapter in self._get_available_adapters()
+
+    def rotated(self, weight: Tensor, adapter: str, adjoint: bool = False) -> Tensor:
+        """Return P W Q for a matrix W ``(out, in)``, or its inverse map, which undoes it."""
+        into = self.product(adapter, "in")
+        if into is not None:
+            weight = times_matrix(weight, into.vectors, adjoint)
+        out = self.product(adapter, "out")
+        if out is not None:
+            weight = matrix_times(out.vectors, weight, adjoint)
+        return weight
+
+    def get_delta_weight(self, adapter: str) -> Tensor:
+        """Return what merging an adapter adds to the weight, as a matrix ``(out, in)``."""
+        weight = dense_weight(self.get_base_layer())
+        return self.rotated(weight, adapter) - weight
+
+    def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
+        """Multiply the weight by the products of adapters.
+
+        Args:
+            safe_merge: raise if the result has NaN or infinite entries, before anything is changed.
+            adapter_names: the adapters, by default the active ones.
+        """
+        for adapter in check_adapters_to_merge(cast(Any, self), adapter_names):
+            if not self.has(adapter):
+                continue
+            base = self.get_base_layer()
+            with torch.no_grad():
+                weight = self.rotated(dense_weight(base), adapter)
+            if safe_merge and not weight.isfinite().all():
+                raise ValueError(
+                    f"NaNs detected in the merged weights. The adapter {adapter} seems to be broken"
+                )
+            write_weight(base, weight)
+            self.merged_adapters.append(adapter)
+
+    def unmerge(self) -> None:
+        """Undo every merge, the last one first."""
+        if not self.merged:
+            warnings.warn("Already unmerged. Nothing to do.", stacklevel=2)
+            return
+        while self.merged_adapters:
+            adapter = self.merged_adapters.pop()
+            if self.has(adapter):
+                base = self.get_base_layer()
+                with torch.no_grad():
+                    write_weight(base, self.rotated(dense_weight(base), adapter, adjoint=True))
+
+    def is_plain(self) -> bool:
+        """Return whether the base layer alone computes the result."""
+        if self.disable_adapters:
+            if self.merged:
+                self.unmerge()
+            return True
+        return self.merged
+
+    def delete_adapter(self, adapter_name: str) -> None:
+        """Delete an adapter."""
+        super().delete_adapter(adapter_name)
+        if self.together is not None:
+            self.together.renew()
+
+    def scale_layer(self, scale: float) -> None:
+        """Warn unless the scale is 1, because a product of reflections has no scale."""
+        if scale != 1:
+            warnings.warn("An orthogonal adapter has no scale. It stays at 1.", stacklevel=2)
+
+    def unscale_layer(self, scale: float | None = None) -> None:
+        """Do nothing, because a product of reflections has no scale."""
+
+
+class OrthogonalLinear(OrthogonalLayer):
+    """The forward pass of linear layers: the base layer is called, and its weight is not read."""
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """Return what the base layer makes of Q x, multiplied by P. The bias stays as it is."""
+        base = self.base_layer
+        if self.is_plain():
+            return base(x, *args, **kwargs)
+        adapters = self.active_adapters
+        for adapter in reversed(adapters):
+            product = self.product(adapter, "in")
+            if product is not None:
+                x = map_activations(_as_autocast(x), product, self.together)
+        y = base(x, *args, **kwargs)
+        for adapter in adapters:
+            product = self.product(adapter, "out")
+            if product is not None:
+                bias = getattr(self.get_base_layer(), "bias", None)
+                y = map_activations(y, product, self.together, bias)
+        return y
+
+
+class OrthogonalConv2d(OrthogonalLayer):
+    """The forward pass of convolutions: the kernel, as a matrix, is multiplied."""
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """Return the convolution by the kernel P W Q."""
+        base = self.get_base_layer()
+        if self.is_plain():
+            return base(x, *args, **kwargs)
+        kernel = cast(Tensor, base.weight)
+        weight = kernel.flatten(1)
+        for adapter in self.active_adapters:
+            weight = self.rotated(weight, adapter)
+        return functional_call(base, {"weight": weight.view(kernel.shape)}, (x, *args), kwargs)
+
+
+def map_activations(
+    x: Tensor, product: Product, together: Together | None, bias: Tensor | None = None
+) -> Tensor:
+    """Map each vector of x by the matrix Q of a product, or by Q(x - b) + b with a bias b."""
+    if not torch.compiler.is_compiling() and not transform_is_active():
+        factors = find_factors(x, product, together)
+        if factors is not None:
+            return multiply(x, factors, bias)
+    if bias is None:
+        return reflect(x, product.vectors)
+    bias = bias.to(x.dtype)
+    return reflect(x - bias, product.vectors) + bias
+
+
+def _as_autocast(x: Tensor) -> Tensor:
+    """Return x in autocast's dtype, to which the base layer would convert it."""
+    kind = x.device.type
+    if x.dtype == torch.float32 and torch.is_autocast_enabled(kind):
+        return x.to(torch.get_autocast_dtype(kind))
+    return x
+
+
+class HouseholderLayer(OrthogonalLayer):
+    """What all layers of a :class:`HouseholderConfig` have in common."""
+
+    adapter_layer_names = ("householder_in", "householder_out")
+    other_param_names = ("householder_r", "householder_blocks")
+
+    def __init__(self, base_layer: nn.Module, adapter: str, config: HouseholderConfig) -> None:
+        super().__init__()
+        self.base_layer = base_layer
+        self.householder_in = nn.ParameterDict({})
+        self.householder_out = nn.ParameterDict({})
+        self.householder_r: dict[str, int] = {}
+        self.householder_blocks: dict[str, int | None] = {}
+        self._products: dict[tuple[str, str], Product] = {}
+        self._disable_adapters = False
+        self.merged_adapters: list[str] = []
+        size = features(self.get_base_layer())
+        self.in_features = size.into
+        self.out_features = size.out
+        self._active_adapter = adapter
+        self.update_layer(adapter, config)
+
+    def product(self, adapter: str, side: str) -> Product | None:
+        """Return the product of an adapter on a side, "in" or "out", or None if it has none."""
+        return self._products.get((adapter, side))
+
+    def update_layer(self, adapter: str, config: HouseholderConfig) -> None:
+        """Add an adapter, or replace it."""
+        sizes = {"in": self.in_features, "out": self.out_features}
+        if config.sides != "both":
+            sizes = {config.sides: sizes[config.sides]}
+        for side, size in sizes.items():
+            _check_blocks(side, size, config.blocks)
+        self.householder_r[adapter] = config.r
+        self.householder_blocks[adapter] = config.blocks
+        for side, size in sizes.items():
+            vectors = paired_vectors(size, config.r, config.blocks, config.init_weights)
+            holder = self._holder(side)
+            holder[adapter] = nn.Parameter(vectors)
+            self._products[adapter, side] = Product(holder, adapter, orthonormal=False)
+        self._move_adapter_to_device_of_base_layer(adapter)
+        self.set_adapter(self.active_adapters, inference_mode=config.inference_mode)
+        if self.together is not None:
+            self.together.renew()
+
+    def _holder(self, side: str) -> nn.ParameterDict:
+        if side == "in":
+            return self.householder_in
+        return self.householder_out
+
+    def delete_adapter(self, adapter_name: str) -> None:
+        """Delete an adapter."""
+        for side in ("in", "out"):
+            self._products.pop((adapter_name, side), None)
+        super().delete_adapter(adapter_name)
+
+    def supports_lora_conversion(self, adapter_name: str = "default") -> bool:
+        """Return True, because P W Q - W has a low rank."""
+        return True
+
+    def __repr__(self) -> str:
+        return "householder." + super().__repr__()
+
+
+class HouseholderLinear(OrthogonalLinear, HouseholderLayer, nn.Module):
+    """A linear layer with products of reflections on its sides."""
+
+
+class HouseholderConv2d(OrthogonalConv2d, HouseholderLayer, nn.Module):
+    """A convolution with products of reflections on the sides of its kernel, as a matrix."""
+
+
+def _check_blocks(side: str, size: int, blocks: int | None) -> None:
+    if blocks is not None and size % blocks:
+        raise ValueError(
+            f"HouseholderConfig: blocks={blocks} does not divide the {size} features of a layer's "
+            f"{side} side. Choose a divisor, or leave out that layer with exclude_modules."
+        )

