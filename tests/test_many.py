@@ -230,7 +230,9 @@ def test_an_error_inside_a_block_ends_it():
     model = run_together(stack())
     with pytest.raises(RuntimeError):
         model(torch.randn(5, 7, dtype=torch.float64))
-    assert all(one.map.stack is None for one in cwy.named_constraints(model))
+    found = [one.map.stack for one in cwy.named_constraints(model)]
+    assert any(found)
+    assert not any(one.serves for one in found if one is not None)
 
 
 def test_second_derivatives_raise():

@@ -306,20 +306,17 @@ class _Stack:
         """Let the maps ask this stack for their weights."""
         self._is_open = True
         for member in self.members:
-            member.map.stack = self
+            if member.map.stack is not self:
+                member.map.stack = self
 
     def close(self) -> None:
-        """Let the maps compute by themselves again.
+        """Let the maps compute by themselves again. They still ask, and get no weight.
 
         Weights that were used in a checkpointed region stay. Its recomputation asks for them again.
         """
         self._is_open = False
-        if self.is_checkpointed:
-            return
-        self._computed.clear()
-        for member in self.members:
-            if member.map.stack is self:
-                member.map.stack = None
+        if not self.is_checkpointed:
+            self._computed.clear()
 
     @property
     def serves(self) -> bool:

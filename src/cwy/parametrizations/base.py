@@ -133,7 +133,8 @@ class OrthogonalMap(nn.Module):
         """Return the weight of the free parameters."""
         if self.given is not None:
             return self.given
-        if self.stack is not None:
+        # A compiler must not see the stack: it would guard its program by it.
+        if not torch.compiler.is_compiling() and self.stack is not None:
             weight = self.stack.weight(self, free)
             if weight is not None:
                 return weight
