@@ -8,6 +8,9 @@ import pytest
 
 jax = pytest.importorskip("jax")
 
+# The tests compile many small programs and run each once.
+jax.config.update("jax_disable_most_optimizations", True)
+
 
 @pytest.fixture
 def x64():

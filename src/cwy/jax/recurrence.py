@@ -329,6 +329,15 @@ def _pull_back(transition: Transition, g: Array) -> Array:
     return g * transition.d - product(inner, adjoint(transition.y))
 
 
+def _gradient(transition: Transition, deltas: Array, before: Array) -> Transition:
+    """Return the cotangent of the transition, by products over the rows of all steps at once."""
+    if isinstance(transition, Formed):
+        return Formed(product(deltas.mT, before))
+    of_w = -product(deltas.mT, product(before, transition.y.conj()))
+    of_y = -product(before.mT, product(deltas, transition.w)).conj()
+    return LowRank(of_w, of_y, jnp.sum(deltas * before, 0))
+
+
 def _states(
     x: Array,
     h0: Array,
@@ -386,11 +395,9 @@ def _backward(f, unroll, saved, cotangent):
     first, deltas = lax.scan(
         step, jnp.zeros_like(h0), (cotangent, states, kept), reverse=True, unroll=unroll
     )
-    # All steps at once.
     before = jnp.concatenate([h0[None], states[:-1]])
-    rows = before.reshape(-1, before.shape[-1])
-    _, pull = jax.vjp(lambda transition: multiply(transition, rows), transition)
-    (of_transition,) = pull(deltas.reshape(rows.shape))
+    n = h0.shape[-1]
+    of_transition = _gradient(transition, deltas.reshape(-1, n), before.reshape(-1, n))
     of_threshold = None
     if threshold is not None:
         of_threshold = jnp.sum((_direction(states) * deltas).real, (0, 1))

@@ -1,0 +1,169 @@
+"""Promises on orthogonality and accuracy, on vectors that are hard on a compact WY transform."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+from cwy.jax import WY, cwy_matrix, cwy_multiply, rollout, tcwy_matrix, wy_factors
+from cwy.jax.reference import reflect
+from tests.helpers.families import FAMILIES
+from tests.jax.helpers import departure_of, family, normal
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(("n", "size"), [(1, 1), (7, 48), (33, 17), (48, 48)])
+def test_orthogonal_for_every_family(n, size, dtype):
+    """Also that no entry of T is above 4, that columns of U T have norm 2, and that Q is the
+    product of reflections.
+    """
+    bound = 20 * np.finfo(dtype).eps * max(n, size)
+    with jax.enable_x64(dtype == "float64"):
+        v = np.stack([family(name, n, size, dtype, s) for name in FAMILIES for s in range(4)])
+
+        @jax.jit
+        def run(v):
+            factors = wy_factors(v)
+            eye = jnp.broadcast_to(jnp.eye(n, dtype=dtype), (len(v), n, n))
+            multiplied = [cwy_multiply(v, eye), cwy_multiply(v, eye, True).mT]
+            return factors, cwy_matrix(v), tcwy_matrix(v[..., :n]), multiplied, reflect(v, eye)
+
+        (u, t), q, tall, multiplied, true = run(v)
+    for made in (q, tall, *multiplied):
+        assert departure_of(made) <= bound
+    live = np.linalg.norm(u, axis=-2) > 0
+    norms = np.linalg.norm(np.asarray(u, np.float64) @ np.asarray(t, np.float64), axis=-2)
+    assert np.abs(t).max() <= 4.0004
+    assert np.abs(norms[live] - 2).max() <= 1e-4
+    if dtype == "float64":
+        assert np.abs(q - true).max() <= 1e-12
+        for made in multiplied:
+            assert np.abs(made.mT - true).max() <= 1e-12 * n
+        if size <= n:
+            assert np.abs(tall - true[..., :size]).max() <= 1e-12
+
+
+HARD = ["parallel", "nearly parallel", "identical", "paired", "low rank", "non-negative"]
+
+
+def test_large_sizes_in_float32():
+    """At L = 300, where the last block is not full, and at 1024."""
+    for n in (300, 1024):
+        form = jax.jit(cwy_matrix)
+        gaussian = departure_of(form(family("gaussian", n, n)))
+        assert gaussian <= 8 * np.finfo("float32").eps * n**0.5
+        for name in HARD:
+            q = form(family(name, n, n))
+            assert departure_of(q) <= 20 * np.finfo("float32").eps * n, (name, n)
+
+
+def test_equals_lapack(x64):
+    for n, size in ((1, 1), (33, 33), (64, 17)):
+        v = np.tril(normal(n, size), -1) + np.eye(n, size)
+        tau = torch.from_numpy(2 / np.square(v).sum(0))
+        x = normal(n, 5, seed=1)
+        columns = torch.linalg.householder_product(torch.from_numpy(v), tau)
+        product = torch.ormqr(torch.from_numpy(v), tau, torch.from_numpy(x))
+        np.testing.assert_allclose(tcwy_matrix(v), columns.numpy(), atol=1e-13, rtol=0)
+        np.testing.assert_allclose(cwy_multiply(v, x.T).T, product.numpy(), atol=1e-13, rtol=0)
+
+
+def test_scaling_a_vector_changes_nothing():
+    v = family("gaussian", 33, 17)
+    powers = (2.0 ** np.random.default_rng(0).integers(-60, 60, 17)).astype("float32")
+    plain = cwy_matrix(v)
+    np.testing.assert_array_equal(cwy_matrix(v * powers), plain)
+    for scale in (1e-30, 1e30):
+        np.testing.assert_allclose(cwy_matrix(v * np.float32(scale)), plain, atol=1e-6)
+    assert np.isfinite(cwy_matrix(np.full((33, 17), 1e-42, "float32"))).all()
+
+
+def test_zero_vectors_are_no_reflections(x64):
+    v = normal(9, 6)
+    v[:, [1, 4]] = 0
+    q = cwy_matrix(v)
+    np.testing.assert_allclose(q, cwy_matrix(v[:, [0, 2, 3, 5]]), atol=1e-14)
+    np.testing.assert_array_equal(cwy_matrix(np.zeros((9, 6))), np.eye(9))
+    assert np.linalg.det(q) == pytest.approx(1, abs=1e-12)
+    assert np.linalg.det(cwy_matrix(v[:, :3])) == pytest.approx(1, abs=1e-12)
+    assert np.linalg.det(cwy_matrix(v[:, :1])) == pytest.approx(-1, abs=1e-12)
+    gradient = jax.grad(lambda v: (cwy_matrix(v) ** 3).sum())(v)
+    assert np.isfinite(gradient).all()
+    assert not gradient[:, 1].any()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "complex64"])
+def test_gradients_of_tiny_vectors_are_finite(dtype):
+    """Weight decay takes vectors without a gradient there."""
+    tiny = np.finfo("float32").tiny
+    v = normal(9, 5, dtype=dtype)
+    z = normal(9, 9, dtype=dtype, seed=1)
+
+    @jax.jit
+    def gradient(v, z):
+        return jax.vjp(cwy_matrix, v)[1](z)[0]
+
+    unit = v / np.linalg.norm(v, axis=0)
+    for size in (2.0**16 * tiny, tiny, tiny / 2**8, 0):
+        scale = np.ones(5, "float32")
+        scale[[1, 3]] = size
+        found = gradient(unit * scale, z)
+        assert np.isfinite(found).all()
+        assert not np.any(gradient(unit * scale, np.zeros_like(z)))
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [("bfloat16", 8e-3), ("float16", 1e-3)])
+def test_half_precision_is_rounded_once(dtype, bound):
+    v = jnp.asarray(normal(96, 96, dtype="float32"), dtype)
+    wide = cwy_matrix(v.astype(jnp.float32))
+    q = cwy_matrix(v)
+    assert q.dtype == dtype
+    np.testing.assert_array_equal(q, wide.astype(dtype))
+    gap = np.asarray(q, np.float64).T @ np.asarray(q, np.float64) - np.eye(96)
+    assert np.abs(gap).max() <= bound
+    singular = np.linalg.svd(np.asarray(wide, np.float64))[1]
+    assert np.abs(singular - 1).max() <= 2e-5
+    assert cwy_multiply(v, jnp.ones((2, 96), dtype)).dtype == dtype
+
+
+def test_states_keep_their_norm():
+    """Over 10,000 linear steps in float32, also at the lowest default precision."""
+    n = 128
+    with jax.default_matmul_precision("bfloat16"):
+        q = cwy_matrix(family("gaussian", n, n))
+        h0 = normal(2, n, dtype="float32")
+        states, last = rollout(np.zeros((10000, 2, n), "float32"), h0, q, nonlinearity="identity")
+    norms = [np.linalg.norm(np.asarray(h, np.float64), axis=-1) for h in (h0, states[999], last)]
+    assert np.abs(norms[1] / norms[0] - 1).max() <= 1e-4
+    assert np.abs(norms[2] / norms[0] - 1).max() <= 1e-3
+
+
+def test_float32_gradients_are_those_of_float64():
+    x = normal(5, 64, dtype="float32")
+    calls = [
+        (cwy_matrix, (64, 64)),
+        (cwy_matrix, (64, 20)),
+        (tcwy_matrix, (64, 20)),
+        (lambda v: cwy_multiply(v, x.astype(v.dtype)), (64, 20)),
+    ]
+    for call, shape in calls:
+        z = normal(*jax.eval_shape(call, np.zeros(shape, "float32")).shape, dtype="float32", seed=2)
+        gradient = jax.jit(lambda v, z, call=call: jax.vjp(call, v)[1](z)[0])
+        for name, bound in (("gaussian", 1e-5), ("parallel", 5e-4), ("nearly parallel", 5e-4)):
+            v = family(name, *shape)
+            g = np.asarray(gradient(v, z), np.float64)
+            with jax.enable_x64(True):
+                truth = np.asarray(gradient(v.astype("float64"), z.astype("float64")))
+            assert np.linalg.norm(g - truth) <= bound * np.linalg.norm(truth)
+            # The gradient is across the vectors: weight decay changes only their norms.
+            along = np.abs((v * g).sum(0)) / (np.linalg.norm(v, axis=0) * np.linalg.norm(g, axis=0))
+            assert along.max() <= 1e-5
+
+
+def test_empty_batches_and_no_reflections():
+    assert cwy_matrix(np.zeros((0, 4, 2))).shape == (0, 4, 4)
+    np.testing.assert_array_equal(cwy_matrix(np.zeros((3, 0))), np.eye(3))
+    assert cwy_multiply(np.ones((4, 2)), np.zeros((0, 4))).shape == (0, 4)
+    u, t = wy_factors(np.zeros((4, 0)))
+    assert cwy_multiply(WY(u, t), np.ones((3, 4))).shape == (3, 4)
