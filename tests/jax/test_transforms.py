@@ -89,9 +89,7 @@ def test_rollout_derivatives(x64):
         jax.jit(jax.grad(plain, every))(*given),
         jax.jit(jax.jacfwd(plain, every))(*given),
         jax.grad(jax.checkpoint(recurrence), every)(*given),
-        jax.vmap(jax.grad(recurrence, every), (None, None, None, 0))(
-            *given[:3], given[3][None]
-        ),
+        jax.vmap(jax.grad(recurrence, every), (None, None, None, 0))(*given[:3], given[3][None]),
     ):
         for one, expected in zip(found, adjoint, strict=True):
             np.testing.assert_allclose(one.reshape(expected.shape), expected, atol=1e-12)
