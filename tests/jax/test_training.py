@@ -7,7 +7,7 @@ import torch
 from cwy import ops
 from tests.jax import copying
 
-STEPS, N, BATCH, BLANKS = 50, 48, 16, 200
+STEPS, N, BATCH, BLANKS = 50, 48, 8, 200
 
 
 def torch_losses(values, signs, dtype):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 from ._blocks import normalize
 
@@ -16,11 +16,10 @@ def reflect(v: Array, x: Array, adjoint: bool = False) -> Array:
         x: ``(*, N, K)``.
         adjoint: multiply by the adjoint, in which the order is reversed.
     """
-    u = normalize(v).u
-    columns = list(range(u.shape[-1]))
-    if not adjoint:
-        columns.reverse()
-    for i in columns:
-        ui = u[..., i : i + 1]
-        x = x - 2 * ui * jnp.sum(ui.conj() * x, -2, keepdims=True)
-    return x
+    columns = jnp.moveaxis(normalize(v).u, -1, 0)
+
+    def step(x: Array, u: Array) -> tuple[Array, None]:
+        u = u[..., None]
+        return x - 2 * u * jnp.sum(u.conj() * x, -2, keepdims=True), None
+
+    return lax.scan(step, x, columns, reverse=not adjoint)[0]
