@@ -19,6 +19,7 @@ from ... import ops
 from ...api import orthogonality_error
 from ..harness.entry import Case, Entry, gaussian
 from . import Size, Suite
+from .rnn import Lengths, draw_states, off_kinks
 
 
 def baseline(size: Size, device: str) -> str:
@@ -236,14 +237,12 @@ def _recurrences(size: Size) -> list[Entry]:
     n, batch, steps = size
 
     def inputs(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
-        like = {"dtype": dtype, "device": device}
-        q = ops.cwy_matrix(gaussian(n, n, **like))
-        # Small inputs, so that states stay of one size.
-        x = gaussian(steps, batch, n, std=0.1, **like)
-        return x, gaussian(batch, n, **like), q, gaussian(n, std=0.1, **like)
+        x, h0, bias = draw_states(Lengths(n, None, batch, steps), "modrelu", dtype, device)
+        q = ops.cwy_matrix(gaussian(n, n, dtype=dtype, device=device))
+        return off_kinks("modrelu", x, h0, [q], bias), h0, q, bias
 
-    def in_torch(*given: Tensor) -> Tensor:
-        states, _ = ops.rollout(*given)
+    def in_torch(x: Tensor, h0: Tensor, q: Tensor, bias: Tensor) -> Tensor:
+        states, _ = ops.rollout(x, h0, q, bias)
         assert isinstance(states, Tensor)
         return states
 
