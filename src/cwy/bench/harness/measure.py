@@ -19,7 +19,7 @@ from ... import __version__
 from ..._provenance import version
 from ...cudagraph import CapturedCall, CaptureError
 from ..output.rows import Context, Measurement, Status, Time
-from ..suites import INSTALL, Size, show_size
+from ..suites import Size, how_to_install, show_size
 from .check import Accuracy, CheckFailed, accuracy, alike, judge
 from .entry import Case, Entry
 from .flops import count
@@ -244,7 +244,7 @@ def why_missing(package: str) -> str | None:
     """Return how to install a package that is not there, None if it is."""
     if find_spec(package):
         return None
-    return f"{package} is not installed: {INSTALL}"
+    return f"{package} is not installed: {how_to_install(package)}"
 
 
 class _Calls:

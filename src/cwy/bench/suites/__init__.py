@@ -18,10 +18,17 @@ if TYPE_CHECKING:
 Size = tuple[int, ...]
 """The numbers of a size, in the order of its form. A square matrix is (N,) where N is a form."""
 
-PEERS = ("torch", "geotorch", "geoopt", "torch_householder", "peft")
+PEERS = ("torch", "geotorch", "geoopt", "torch_householder", "peft", "jax")
 """The packages that entries of group "peer" may need."""
 INSTALL = 'pip install "cwy[peers]"'
-"""The command that installs them."""
+"""The command that installs them, but for JAX."""
+
+
+def how_to_install(package: str) -> str:
+    """Return the command that installs a package."""
+    if package == "jax":
+        return 'pip install "cwy[jax]"'
+    return INSTALL
 
 
 @dataclass(frozen=True)
@@ -133,6 +140,15 @@ BENCHES = {
             counts=False,
         ),
         Bench(
+            "jax",
+            "A matrix or a recurrence in JAX: cwy.jax, other maps, and the same in torch.",
+            ("N", "NxM", "NxBxT"),
+            "256,1024,4096x64,190x128x200",
+            "64,128",
+            gpu="256,1024,4096,4096x64,190x128x1020",
+            counts=False,
+        ),
+        Bench(
             "figure1c",
             "The paper's Figure 1c: CWY, exponential and Cayley map against N.",
             ("N",),
@@ -168,7 +184,7 @@ BENCHES = {
 
 def load(name: str) -> Suite:
     """Import what a benchmark times. Only this loads torch."""
-    from . import adapters, matrix, model, multiply, paper, rnn, stiefel
+    from . import adapters, jax, matrix, model, multiply, paper, rnn, stiefel
 
     suites = {
         "matrix": matrix.SUITE,
@@ -177,6 +193,7 @@ def load(name: str) -> Suite:
         "rnn": rnn.SUITE,
         "model": model.SUITE,
         "adapters": adapters.SUITE,
+        "jax": jax.SUITE,
         "figure1c": paper.FIGURE_1C,
         "figure2": paper.FIGURE_2,
         "table1": paper.TABLE_1,

@@ -1,0 +1,168 @@
+"""Small linear algebra: products at highest precision, and triangles.
+
+Rows of a matrix may be divided among devices. A sum over them then ends with a sum over the mesh
+axis that :func:`jax.shard_map` names.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import pairwise
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+HIGHEST = lax.Precision.HIGHEST
+"""The precision of every product, so that neither TF32 nor bfloat16 passes cost orthogonality."""
+
+Axis = str | tuple[str, ...] | None
+"""The mesh axis over which rows are divided, or None."""
+
+Way = Literal["products", "solve"]
+"""How a triangular matrix is inverted."""
+
+INVERSE: Way = "products"
+"""The way that the library uses. ``results/bench`` has the times of both."""
+
+_PANELS = 4
+"""Panels into which a product with a triangular matrix is cut. They leave out 6 of 16 blocks."""
+
+_CUT = 1024
+"""The size from which such a product is cut."""
+
+
+def product(a: Array, b: Array) -> Array:
+    """Return ``a @ b`` at highest precision."""
+    return jnp.matmul(a, b, precision=HIGHEST)
+
+
+def adjoint(a: Array) -> Array:
+    """Return the conjugate transpose of a matrix or of a batch of them."""
+    return a.mT.conj()
+
+
+def over_rows(partial_sum: Array, axis: Axis) -> Array:
+    """Return a sum over all rows from the sum over this device's rows."""
+    if axis is None:
+        return partial_sum
+    return lax.psum(partial_sum, axis)
+
+
+def real_dtype(dtype: jnp.dtype) -> jnp.dtype:
+    """Return the dtype of real parts."""
+    return jnp.finfo(dtype).dtype
+
+
+def _panel_edges(size: int) -> list[int]:
+    """Return the columns at which panels begin, and the end."""
+    if size < _CUT:
+        return [0, size]
+    return [size * panel // _PANELS for panel in range(_PANELS + 1)]
+
+
+def strict_upper_product(a: Array, b: Array, axis: Axis = None) -> Array:
+    """Return the strict upper triangle of ``a^H b`` for ``a, b (*, N, L)``."""
+    size = b.shape[-1]
+    edges = _panel_edges(size)
+    panels = []
+    for begin, end in pairwise(edges):
+        panel = product(adjoint(a[..., :end]), b[..., begin:end])
+        below = [(0, 0)] * (panel.ndim - 2) + [(0, size - end), (0, 0)]
+        panels.append(jnp.pad(panel, below))
+    return over_rows(jnp.triu(jnp.concatenate(panels, -1), 1), axis)
+
+
+def times_upper(a: Array, t: Array) -> Array:
+    """Return ``a @ t`` for an upper-triangular t."""
+    edges = _panel_edges(t.shape[-1])
+    panels = [product(a[..., :end], t[..., :end, begin:end]) for begin, end in pairwise(edges)]
+    return jnp.concatenate(panels, -1)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(1,))
+def gram(u: Array, axis: Axis = None) -> Array:
+    r"""Compute $U^H U$ for columns of norm at most 1, with few rounding errors.
+
+    In single precision U is the sum of a high and a low part. Entries of the high part are
+    multiples of $2^{-11}$, so its products are multiples of $2^{-22}$. Columns have norm at most 1,
+    so no partial sum exceeds 1: it is exact in any order. The other terms are small.
+    """
+    if real_dtype(u.dtype) != jnp.float32:
+        return over_rows(product(adjoint(u), u), axis)
+    high = _rounded(u, 2.0**11)
+    low = u - high
+    exact = over_rows(product(adjoint(high), high), axis)
+    cross = over_rows(product(adjoint(high + low / 2), low), axis)
+    return exact + (cross + adjoint(cross))
+
+
+@gram.defjvp
+def _gram_jvp(axis, primals, tangents):
+    (u,) = primals
+    (du,) = tangents
+    half = over_rows(product(adjoint(u), du), axis)
+    return gram(u, axis), half + adjoint(half)
+
+
+def _rounded(x: Array, scale: float) -> Array:
+    """Return x rounded to multiples of 1/scale."""
+    if jnp.iscomplexobj(x):
+        return lax.complex(_rounded(x.real, scale), _rounded(x.imag, scale))
+    return jnp.round(x * scale) / scale
+
+
+def s_from(gram_matrix: Array) -> Array:
+    r"""Return S from $U^H U$, with ½ for a zero column.
+
+    The diagonal is that of the U actually used, not a literal ½. This keeps Q orthogonal for any
+    rounding of U.
+    """
+    square = jnp.diagonal(gram_matrix, axis1=-2, axis2=-1)
+    half = jnp.where(square == 0, 1, square) / 2
+    return jnp.triu(gram_matrix, 1) + _diagonal_matrix(half)
+
+
+def _diagonal_matrix(entries: Array) -> Array:
+    eye = jnp.eye(entries.shape[-1], dtype=entries.dtype)
+    return entries[..., None] * eye
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(1,))
+def triangular_inverse(s: Array, way: Way = INVERSE) -> Array:
+    r"""Return the inverse of upper-triangular matrices ``(*, L, L)``.
+
+    Args:
+        s: the matrices.
+        way: "products" merges pairs of diagonal blocks, $T_{12} = -T_{11} S_{12} T_{22}$, all pairs
+            of a size at once. "solve" is one triangular solve.
+    """
+    if way == "solve":
+        eye = jnp.broadcast_to(jnp.eye(s.shape[-1], dtype=s.dtype), s.shape)
+        return lax.linalg.triangular_solve(s, eye, left_side=True, lower=False)
+    return _inverse_by_products(s)
+
+
+@triangular_inverse.defjvp
+def _triangular_inverse_jvp(way, primals, tangents):
+    (s,) = primals
+    (ds,) = tangents
+    t = triangular_inverse(s, way)
+    return t, -product(t, product(jnp.triu(ds), t))
+
+
+def _inverse_by_products(s: Array) -> Array:
+    """Merge inverses of diagonal blocks of sizes 1, 2, 4, ... until one is left."""
+    size = s.shape[-1]
+    reciprocal = 1 / jnp.diagonal(s, axis1=-2, axis2=-1)
+    t = _diagonal_matrix(reciprocal)
+    index = jnp.arange(size)
+    block = 1
+    while block < size:
+        number = index // block
+        # The corners right of diagonal blocks with even numbers.
+        corner = (number[:, None] % 2 == 0) & (number[:, None] + 1 == number)
+        t = t - product(t, product(jnp.where(corner, s, 0), t))
+        block *= 2
+    return t

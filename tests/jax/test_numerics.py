@@ -1,0 +1,191 @@
+"""Promises on orthogonality and accuracy, on vectors that are hard on a compact WY transform."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+from cwy.jax import WY, cwy_matrix, cwy_multiply, rollout, tcwy_matrix, wy_factors
+from cwy.jax.reference import reflect
+from tests.helpers.families import FAMILIES
+from tests.jax.helpers import departure_of, family, normal
+
+
+@pytest.mark.parametrize(
+    ("n", "size", "dtype"),
+    [
+        (1, 1, "float32"),
+        (7, 48, "float32"),
+        (48, 48, "float32"),
+        (33, 17, "float64"),
+        (48, 48, "float64"),
+    ],
+)
+def test_orthogonal_for_every_family(n, size, dtype):
+    """Also that no entry of T is above 4, that columns of U T have norm 2, and that Q is the
+    product of reflections.
+    """
+    bound = 20 * np.finfo(dtype).eps * max(n, size)
+    with jax.enable_x64(dtype == "float64"):
+        v = np.stack([family(name, n, size, dtype, s) for name in FAMILIES for s in range(4)])
+
+        @jax.jit
+        def run(v):
+            factors = wy_factors(v)
+            eye = jnp.broadcast_to(jnp.eye(n, dtype=dtype), (len(v), n, n))
+            multiplied = [cwy_multiply(v, eye), cwy_multiply(v, eye, True).mT]
+            return factors, cwy_matrix(v), tcwy_matrix(v[..., :n]), multiplied, reflect(v, eye)
+
+        (u, t), q, tall, multiplied, true = run(v)
+    for made in (q, tall, *multiplied):
+        assert departure_of(made) <= bound
+    live = np.linalg.norm(u, axis=-2) > 0
+    norms = np.linalg.norm(np.asarray(u, np.float64) @ np.asarray(t, np.float64), axis=-2)
+    assert np.abs(t).max() <= 4.0004
+    assert np.abs(norms[live] - 2).max() <= 1e-4
+    if dtype == "float64":
+        assert np.abs(q - true).max() <= 1e-12
+        for made in multiplied:
+            assert np.abs(made.mT - true).max() <= 1e-12 * n
+        if size <= n:
+            assert np.abs(tall - true[..., :size]).max() <= 1e-12
+
+
+HARD = ["parallel", "nearly parallel", "identical", "paired", "low rank", "non-negative"]
+
+
+def test_large_sizes_in_float32():
+    """At L = 300, where the last block is not full, and at 1024."""
+    for n in (300, 1024):
+        form = jax.jit(cwy_matrix)
+        gaussian = departure_of(form(family("gaussian", n, n)))
+        assert gaussian <= 8 * np.finfo("float32").eps * n**0.5
+        for name in HARD:
+            q = form(family(name, n, n))
+            assert departure_of(q) <= 20 * np.finfo("float32").eps * n, (name, n)
+
+
+def test_equals_lapack(x64):
+    n, size = 64, 17
+    v = np.tril(normal(n, size), -1) + np.eye(n, size)
+    tau = torch.from_numpy(2 / np.square(v).sum(0))
+    x = normal(n, 5, seed=1)
+    columns = torch.linalg.householder_product(torch.from_numpy(v), tau)
+    product = torch.ormqr(torch.from_numpy(v), tau, torch.from_numpy(x))
+    np.testing.assert_allclose(tcwy_matrix(v), columns.numpy(), atol=1e-13, rtol=0)
+    np.testing.assert_allclose(cwy_multiply(v, x.T).T, product.numpy(), atol=1e-13, rtol=0)
+
+
+def test_scaling_a_vector_changes_nothing():
+    v = family("gaussian", 33, 17)
+    powers = (2.0 ** np.random.default_rng(0).integers(-60, 60, 17)).astype("float32")
+    plain = cwy_matrix(v)
+    np.testing.assert_array_equal(cwy_matrix(v * powers), plain)
+    for scale in (1e-30, 1e30):
+        np.testing.assert_allclose(cwy_matrix(v * np.float32(scale)), plain, atol=1e-6)
+    assert np.isfinite(cwy_matrix(np.full((33, 17), 1e-42, "float32"))).all()
+
+
+def test_zero_vectors_are_no_reflections(x64):
+    v = normal(9, 6)
+    v[:, [1, 4]] = 0
+    q = cwy_matrix(v)
+    # The same vectors in the same order, zeros last.
+    np.testing.assert_allclose(q, cwy_matrix(v[:, [0, 2, 3, 5, 1, 4]]), atol=1e-14)
+    np.testing.assert_array_equal(cwy_matrix(np.zeros((9, 6))), np.eye(9))
+    for live, columns in ((4, []), (3, [0]), (1, [0, 2, 3])):
+        fewer = v.copy()
+        fewer[:, columns] = 0
+        assert np.linalg.det(cwy_matrix(fewer)) == pytest.approx((-1) ** live, abs=1e-12)
+    gradient = jax.jit(jax.grad(lambda v: (cwy_matrix(v) ** 3).sum()))(v)
+    assert np.isfinite(gradient).all()
+    assert not gradient[:, 1].any()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "complex64"])
+def test_gradients_of_tiny_vectors_are_finite(dtype):
+    """Weight decay takes vectors without a gradient there."""
+    tiny = np.finfo("float32").tiny
+    v = normal(9, 5, dtype=dtype)
+    z = normal(9, 9, dtype=dtype, seed=1)
+
+    @jax.jit
+    def gradient(v, z):
+        return jax.vjp(cwy_matrix, v)[1](z)[0]
+
+    unit = v / np.linalg.norm(v, axis=0)
+    for size in (2.0**16 * tiny, tiny, tiny / 2**8, 0):
+        scale = np.ones(5, "float32")
+        scale[[1, 3]] = size
+        found = gradient(unit * scale, z)
+        assert np.isfinite(found).all()
+        assert not np.any(gradient(unit * scale, np.zeros_like(z)))
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [("bfloat16", 8e-3), ("float16", 1e-3)])
+def test_half_precision_is_rounded_once(dtype, bound):
+    v = jnp.asarray(normal(96, 96, dtype="float32"), dtype)
+    wide = cwy_matrix(v.astype(jnp.float32))
+    q = cwy_matrix(v)
+    assert q.dtype == dtype
+    np.testing.assert_array_equal(q, wide.astype(dtype))
+    gap = np.asarray(q, np.float64).T @ np.asarray(q, np.float64) - np.eye(96)
+    assert np.abs(gap).max() <= bound
+    singular = np.linalg.svd(np.asarray(wide, np.float64))[1]
+    assert np.abs(singular - 1).max() <= 2e-5
+    assert cwy_multiply(v, jnp.ones((2, 96), dtype)).dtype == dtype
+
+
+def test_states_keep_their_norm():
+    """Over 10,000 linear steps in float32, also at the lowest default precision."""
+    n = 128
+    with jax.default_matmul_precision("bfloat16"):
+        q = cwy_matrix(family("gaussian", n, n))
+        h0 = normal(2, n, dtype="float32")
+        states, last = rollout(np.zeros((10000, 2, n), "float32"), h0, q, nonlinearity="identity")
+    norms = [np.linalg.norm(np.asarray(h, np.float64), axis=-1) for h in (h0, states[999], last)]
+    assert np.abs(norms[1] / norms[0] - 1).max() <= 1e-4
+    assert np.abs(norms[2] / norms[0] - 1).max() <= 1e-3
+
+
+def test_float32_gradients_are_those_of_float64():
+    bounds = {"gaussian": 1e-5, "parallel": 5e-4, "nearly parallel": 5e-4}
+    v = np.stack([family(name, 64, 64) for name in bounds])
+    x = normal(3, 5, 64, dtype="float32")
+
+    def calls(v, x):
+        few = v[..., :20]
+        return cwy_matrix(v), cwy_matrix(few), tcwy_matrix(few), cwy_multiply(few, x)
+
+    shapes = [out.shape for out in jax.eval_shape(calls, v, x)]
+    cotangents = [normal(*shape, dtype="float32", seed=2 + i) for i, shape in enumerate(shapes)]
+
+    @jax.jit
+    def gradients(v, x, cotangents):
+        zeros = [jnp.zeros_like(z) for z in cotangents]
+        pull = jax.vjp(lambda v: calls(v, x), v)[1]
+        found = []
+        for i, z in enumerate(cotangents):
+            found.append(pull((*zeros[:i], z, *zeros[i + 1 :]))[0])
+        return found
+
+    single = gradients(v, x, cotangents)
+    with jax.enable_x64(True):
+        double = gradients(*jax.tree.map(lambda a: a.astype("float64"), (v, x, cotangents)))
+    for found, truth in zip(single, double, strict=True):
+        g, truth = np.asarray(found, np.float64), np.asarray(truth)
+        for k, bound in enumerate(bounds.values()):
+            assert np.linalg.norm(g[k] - truth[k]) <= bound * np.linalg.norm(truth[k])
+        # The gradient is across the vectors: weight decay changes only their norms.
+        sizes = np.linalg.norm(v, axis=-2) * np.linalg.norm(g, axis=-2)
+        along = np.abs((v * g).sum(-2)) / np.where(sizes == 0, 1, sizes)
+        assert along.max() <= 1e-5
+
+
+def test_empty_batches_and_no_reflections():
+    assert cwy_matrix(np.zeros((0, 4, 2))).shape == (0, 4, 4)
+    np.testing.assert_array_equal(cwy_matrix(np.zeros((3, 0))), np.eye(3))
+    assert cwy_multiply(np.ones((4, 2)), np.zeros((0, 4))).shape == (0, 4)
+    u, t = wy_factors(np.zeros((4, 0)))
+    assert cwy_multiply(WY(u, t), np.ones((3, 4))).shape == (3, 4)
