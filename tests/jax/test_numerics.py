@@ -55,15 +55,15 @@ def test_orthogonal_for_every_family(n, size, dtype):
 HARD = ["parallel", "nearly parallel", "identical", "paired", "low rank", "non-negative"]
 
 
-def test_large_sizes_in_float32():
-    """At L = 300, where the last block is not full, and at 1024."""
-    for n in (300, 1024):
-        form = jax.jit(cwy_matrix)
-        gaussian = departure_of(form(family("gaussian", n, n)))
-        assert gaussian <= 8 * np.finfo("float32").eps * n**0.5
-        for name in HARD:
-            q = form(family(name, n, n))
-            assert departure_of(q) <= 20 * np.finfo("float32").eps * n, (name, n)
+@pytest.mark.parametrize("n", [300, 1024, pytest.param(4096, marks=pytest.mark.gpu)])
+def test_large_sizes_in_float32(n):
+    """At L = 300 the last block is not full."""
+    form = jax.jit(cwy_matrix)
+    gaussian = departure_of(form(family("gaussian", n, n)))
+    assert gaussian <= 8 * np.finfo("float32").eps * n**0.5
+    for name in HARD:
+        q = form(family(name, n, n))
+        assert departure_of(q) <= 20 * np.finfo("float32").eps * n, name
 
 
 def test_equals_lapack(x64):
