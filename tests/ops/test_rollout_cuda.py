@@ -12,6 +12,7 @@ from torch.nn.utils.rnn import PackedSequence
 from cwy.bench.suites.rnn import off_kinks
 from cwy.ops import WY, _nvrtc, cwy_matrix, rollout, wy_factors
 from cwy.ops.recurrence import cuda, tiling
+from cwy.ops.recurrence.factors import factors_are_cheaper
 from cwy.ops.recurrence.modrelu import SOURCE
 from cwy.ops.recurrence.nonlinearities import NONLINEARITIES, modrelu, named
 from cwy.ops.recurrence.product import _macros
@@ -389,3 +390,16 @@ def test_why_it_does_not_serve(monkeypatch):
         rollout(
             torch.zeros(2, 3, 4), torch.zeros(3, 4), wy_factors(torch.randn(4, 2)), backend="cuda"
         )
+
+
+def test_a_compiler_may_ask_which_form_is_cheaper(monkeypatch):
+    """Also where the kernels can't hold Q, so that every backend is asked."""
+    monkeypatch.setattr(cuda, "_capability", lambda index: (9, 0))
+
+    def doubled(x):
+        if factors_are_cheaper(1100, 16, 100, "cuda", torch.float32, 0):
+            return 2 * x
+        return x
+
+    compiled = torch.compile(doubled, fullgraph=True, backend="eager")
+    assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 2.0))

@@ -44,7 +44,8 @@ def factors_are_cheaper(
     The backend that serves such a recurrence decides.
     """
     # cuDNN, which takes only a formed Q, has no "abs" and so is not asked.
-    request = Request(n, 1, 1, dtype, device, "abs", index=index)
+    compiling = torch.compiler.is_compiling()
+    request = Request(n, 1, 1, dtype, device, "abs", index=index, compiling=compiling)
     backend = dispatch.choose("rollout", "auto", request)
     return backend.prefers_low_rank(n, reflections, rows)
 
