@@ -5,7 +5,13 @@ import copy
 import pytest
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
+from torch.autograd import forward_ad
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+from torch.utils.flop_counter import FlopCounterMode
 
 import cwy
 from cwy.many import run_together
@@ -375,3 +381,126 @@ def test_transforms_go_one_at_a_time():
     model(x).sin().sum().backward()
     for name, p in model.named_parameters():
         torch.testing.assert_close(each[name].sum(0), p.grad)
+
+
+def test_a_fused_step_inside_a_block_is_noticed():
+    """It changes parameters without a new version."""
+    model = stack()
+    x = torch.randn(5, 6, dtype=torch.float64)
+    optimizer = torch.optim.AdamW(model.parameters(), 0.1, fused=True)
+    with cwy.together(model):
+        model(x).sin().sum().backward()
+        optimizer.step()
+        inside = model(x)
+    torch.testing.assert_close(inside, model(x))
+
+
+def test_a_program_takes_the_parameters_that_the_model_has_then():
+    """Compiled with others by functional_call, or exported, where each gets its gradient."""
+    model = plain()
+    cwy.constrain(model, nn.Linear)
+    x = torch.randn(5, 6, dtype=torch.float64)
+    others = {name: torch.randn_like(p) for name, p in model.named_parameters()}
+    run = lambda given: torch.func.functional_call(model, given, (x,)).sin().sum()
+    torch.compiler.reset()
+    compiled = torch.compile(torch.func.grad(run), fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(others), torch.func.grad(run)(others))
+    exported = torch.export.export(model, (x,)).module()
+    exported(x).sum().backward()
+    assert all(p.grad is not None for p in exported.parameters())
+
+
+class Checkpointed(nn.Module):
+    """Layers whose shapes can't tell a recomputation from another."""
+
+    def __init__(self, context=None):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(8, 8, dtype=torch.float64) for _ in range(3)])
+        self.context = {} if context is None else {"context_fn": context}
+
+    def whole(self, x):
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return torch.bmm(x.sin()[None], x.mT[None]).sin()
+
+    def forward(self, x):
+        return checkpoint(self.whole, x, use_reentrant=False, **self.context)
+
+
+def some_products(ctx, op, *given, **options):
+    if op == torch.ops.aten.bmm.default:
+        return CheckpointPolicy.MUST_SAVE
+    return CheckpointPolicy.PREFER_RECOMPUTE
+
+
+@pytest.mark.parametrize(
+    "context", [None, lambda: create_selective_checkpoint_contexts(some_products)]
+)
+def test_another_pass_before_the_backward_one_changes_no_recomputation(context):
+    model = Checkpointed(context)
+    cwy.constrain(model, nn.Linear)
+    x = torch.randn(8, 8, dtype=torch.float64, requires_grad=True)
+    parameters = [x, *model.parameters()]
+    expected = torch.autograd.grad(model.whole(x).sum(), parameters)
+    loss = model(x).sum()
+    with torch.no_grad():
+        model(x)
+    model.whole(x)
+    with cwy.together(model):
+        again = model(x).sum()
+    for one in (loss, again):
+        torch.testing.assert_close(torch.autograd.grad(one, parameters), expected)
+
+
+def test_modes_and_tangents_go_one_at_a_time():
+    model = plain()
+    cwy.constrain(model, nn.Linear)
+    x = torch.randn(5, 6, dtype=torch.float64)
+    with FlopCounterMode(display=False) as counter:
+        model(x).sum().backward()
+    assert counter.get_total_flops() > 0
+    with forward_ad.dual_level():
+        for one in cwy.named_constraints(model):
+            chain = one.module.parametrizations[one.name]
+            v = chain.original.detach()
+            del chain.original
+            chain.original = forward_ad.make_dual(v, torch.ones_like(v))
+        for _ in range(2):
+            assert forward_ad.unpack_dual(model(x)).tangent is not None
+
+
+def test_gradients_are_those_of_single_layers_where_some_are_frozen_or_unused():
+    layers = [nn.Linear(4, 4, dtype=torch.complex128) for _ in range(2)]
+    model = nn.Sequential(*layers)
+    cwy.constrain(model, nn.Linear)
+    for layer in model:
+        layer.parametrizations.weight.original0.requires_grad_(False)
+    model(torch.randn(3, 4, dtype=torch.complex128)).real.sum().backward()
+    assert all(layer.parametrizations.weight.original1.grad is not None for layer in model)
+    real = stack()
+    first, *rest = cwy.named_constraints(real)
+    with cwy.together(real):
+        getattr(first.module, first.name).sum().backward()
+    assert first.free[0].grad is not None
+    assert all(one.free[0].grad is None for one in rest)
+
+
+def test_a_model_finds_its_stacks_again():
+    model = plain()
+    cwy.constrain(model, nn.Linear)
+    x = torch.randn(5, 6, dtype=torch.float64)
+    calls = next(iter(model._forward_pre_hooks.values())).__self__
+    members = lambda: [len(one.members) for one in calls._stacks]
+    before = members()
+    cwy.orthogonal(nn.Linear(2, 2))
+    with cwy.together(model):
+        model(x)
+    model(x)
+    assert members() == before
+    free = next(iter(cwy.named_constraints(model))).free[0]
+    free.requires_grad_(False)
+    model(x)
+    assert members() != before
+    free.requires_grad_(True)
+    model(x)
+    assert members() == before

@@ -18,11 +18,18 @@ from typing import Any, NamedTuple, TypeVar, cast
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.utils import parametrize
+from torch.nn.utils.parametrize import ParametrizationList
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from ._torch import backward_number, saved_tensors_are_packed, transform_is_active
+from ._torch import (
+    backward_number,
+    dispatch_mode_count,
+    forward_mode_is_active,
+    saved_tensors_are_packed,
+    transform_is_active,
+)
 from .api import orthogonal
 from .parametrizations import OrthogonalMap
 from .parametrizations.constraints import Constraint, generation, named_constraints
@@ -41,9 +48,10 @@ class together:
     those of single layers to rounding. Backward passes may run inside the block, after it, and
     several times. They have no second derivative.
 
-    If a parameter changes inside the block, as by an optimizer, the weights are computed again.
-    Under ``torch.func`` transforms, and for parameters of FSDP2, the layers compute their weights
-    one at a time. Under ``torch.compile`` they do so too, except in models of
+    If a parameter changes inside the block, as by an optimizer, the weights are computed again. A
+    change through ``parameter.data`` is not noticed. Under ``torch.func`` transforms, forward-mode
+    AD and modes such as ``FlopCounterMode``, and for parameters of FSDP2, the layers compute their
+    weights one at a time. Under ``torch.compile`` they do so too, except in models of
     :func:`cwy.constrain`.
 
     Args:
@@ -63,15 +71,16 @@ class together:
         if not isinstance(model, nn.Module):
             raise TypeError(f"together: expected a torch.nn.Module, got {type(model).__name__}.")
         self._model = model
-        self._entered: list[list[_Stack]] = []
+        self._entered: list[_Entered] = []
 
     def __enter__(self) -> None:
-        stacks = []
-        if not torch.compiler.is_compiling():
-            stacks = _stacks(self._model)
+        if torch.compiler.is_compiling():
+            return
+        stacks = [stack for stack in _stacks(self._model) if stack.is_free()]
         for stack in stacks:
             stack.open()
-        self._entered.append(stacks)
+        # A fused step changes parameters without a new version.
+        self._entered.append(_Entered(stacks, register_optimizer_step_post_hook(_count_step)))
 
     def __exit__(
         self,
@@ -79,8 +88,27 @@ class together:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for stack in self._entered.pop():
+        if torch.compiler.is_compiling() or not self._entered:
+            return
+        entered = self._entered.pop()
+        entered.hook.remove()
+        for stack in entered.stacks:
             stack.close()
+
+
+class _Entered(NamedTuple):
+    """What a block opened: its stacks, and the hook that counts steps of optimizers."""
+
+    stacks: list[_Stack]
+    hook: Any
+
+
+_optimizer_steps = 0
+
+
+def _count_step(*given: Any) -> None:
+    global _optimizer_steps
+    _optimizer_steps += 1
 
 
 def constrain(
@@ -187,14 +215,19 @@ class _Calls:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._stacks = _stacks(model)
-        self._generation = generation()
         self._opened: list[list[_Stack]] = []
+        self._find(model)
+
+    def _find(self, model: nn.Module) -> None:
+        self._stacks = _stacks(model)
+        self._watched = [_Watched(x) for one in named_constraints(model) for x in one.free]
+        self._generation = generation()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Calls:
         """Return one that finds its stacks at its first call. It belongs to a copy of the model."""
         twin = type(self).__new__(type(self))
         twin._stacks = []
+        twin._watched = []
         twin._generation = -1
         twin._opened = []
         return twin
@@ -206,17 +239,18 @@ class _Calls:
                 stack.give()
             return
         self._opened.append([])
-        if self._generation != generation() or not all(one.fits() for one in self._stacks):
-            self._stacks = _stacks(model)
-            self._generation = generation()
-        for place, stack in enumerate(self._stacks):
-            if stack.is_checkpointed:
-                # A backward pass may still ask the old one.
-                stack = _Stack(stack.members)
-                self._stacks[place] = stack
+        if not self._still_fit():
+            self._find(model)
+        for stack in self._stacks:
             if stack.is_free():
                 stack.open()
                 self._opened[-1].append(stack)
+
+    def _still_fit(self) -> bool:
+        """Return whether the stacks hold every weight that they could hold."""
+        if self._generation != generation() or any(one.is_stale for one in self._stacks):
+            return False
+        return all(one.is_unchanged for one in self._watched)
 
     def exit(self, model: nn.Module, given: tuple[Any, ...], result: Any) -> None:
         """Close the stacks, also after an error."""
@@ -229,12 +263,21 @@ class _Calls:
                 stack.close()
 
 
-class _Like(NamedTuple):
-    """What the free parameters of a stack have in common."""
+class _Watched:
+    """A free parameter, and what its kind depends on."""
 
-    requires_grad: bool
-    dtype: torch.dtype
-    device: torch.device
+    def __init__(self, x: Tensor) -> None:
+        self._x = x
+        self._requires_grad = x.requires_grad
+        self._dtype = x.dtype
+        self._device = x.device
+
+    @property
+    def is_unchanged(self) -> bool:
+        x = self._x
+        if x.requires_grad != self._requires_grad:
+            return False
+        return x.dtype == self._dtype and x.device == self._device
 
 
 @dataclass
@@ -243,6 +286,35 @@ class _Computed:
 
     weights: tuple[Tensor, ...]
     versions: list[tuple[int, ...]]
+
+
+class _Kept(NamedTuple):
+    """A weight that a checkpointed region used, and what it was computed from.
+
+    The recomputation, in the backward pass, must use the same weight. To compute it again would
+    save other tensors than the region did.
+    """
+
+    weight: Tensor
+    versions: tuple[int, ...]
+
+
+def _kept_weight(chart: OrthogonalMap, free: tuple[Tensor, ...]) -> Tensor | None:
+    """Return the weight for a recomputation, or None if no region used it."""
+    kept = chart.kept
+    if not isinstance(kept, _Kept) or not saved_tensors_are_packed():
+        return None
+    if not torch.is_grad_enabled() or kept.versions != _versions(chart, free):
+        return None
+    return kept.weight
+
+
+def _chain(member: Constraint) -> ParametrizationList | None:
+    """Return the parametrizations of a weight, None if there are none any more."""
+    if not parametrize.is_parametrized(member.module, member.name):
+        return None
+    chains = cast(nn.ModuleDict, member.module.parametrizations)
+    return cast(ParametrizationList, chains[member.name])
 
 
 class _Stack:
@@ -254,42 +326,32 @@ class _Stack:
 
     def __init__(self, members: Sequence[Constraint]) -> None:
         self.members = members
-        self.is_checkpointed = False
-        self._first = members[0].free[0]
-        self._like = _Like(self._first.requires_grad, self._first.dtype, self._first.device)
-        self._is_stale = False
+        self.is_stale = False
+        self._requires_grad = [x.requires_grad for x in members[0].free]
         self._places = {
             (id(member.map), id(member.free[0])): place for place, member in enumerate(members)
         }
         self._computed: dict[tuple[bool, bool], _Computed] = {}
         self._is_open = False
 
-    def fits(self) -> bool:
-        """Return whether the weights are still of one kind."""
-        if self._is_stale:
-            return False
-        like = self._like
-        for member in self.members:
-            x = member.free[0]
-            if x.requires_grad != like.requires_grad:
-                return False
-            if x.dtype != like.dtype or x.device != like.device:
-                return False
-        return True
-
     def is_free(self) -> bool:
         """Return whether no other block serves the weights."""
         return not any(_is_served(member.map) for member in self.members)
 
     def give(self) -> None:
-        """Hand each map its weight, in a program that is being compiled."""
+        """Hand each map its weight, in a program that is being compiled.
+
+        The parameters are those that the layers have now: a compiler or ``functional_call`` may
+        have put others in their place.
+        """
         first = self.members[0].map
         if not isinstance(first, ReflectionMap) or first.dtype.is_complex:
             return
-        if not all(parametrize.is_parametrized(one.module, one.name) for one in self.members):
-            # The weights were baked since the stack was found.
+        chains = [_chain(member) for member in self.members]
+        if any(chain is None or len(chain) != 1 for chain in chains):
+            # The weights were baked since the stack was found, or have other maps, too.
             return
-        v = torch.stack([member.free[0] for member in self.members])
+        v = torch.stack([cast(ParametrizationList, chain).original for chain in chains])
         signs = torch.stack([cast(ReflectionMap, member.map).signs for member in self.members])
         weights = first.product(v, signs)
         if first.wide:
@@ -306,42 +368,46 @@ class _Stack:
         """Let the maps ask this stack for their weights."""
         self._is_open = True
         for member in self.members:
-            if member.map.stack is not self:
-                member.map.stack = self
+            chart = member.map
+            if chart.stack is not self:
+                chart.stack = self
+            kept = chart.kept
+            if isinstance(kept, _Kept) and kept.versions != _versions(chart, member.free):
+                chart.kept = None
 
     def close(self) -> None:
-        """Let the maps compute by themselves again. They still ask, and get no weight.
-
-        Weights that were used in a checkpointed region stay. Its recomputation asks for them again.
-        """
+        """Let the maps compute by themselves again. They still ask, and get no weight."""
         self._is_open = False
-        if not self.is_checkpointed:
-            self._computed.clear()
+        self._computed.clear()
 
     @property
     def serves(self) -> bool:
-        """Whether the maps may ask for weights: inside the block, or in a recomputation."""
-        return self._is_open or (self.is_checkpointed and backward_number() >= 0)
+        """Whether the maps may ask for weights."""
+        return self._is_open
 
     def weight(self, chart: OrthogonalMap, free: tuple[Tensor, ...]) -> Tensor | None:
         """Return the weight of a map, or None if the map must compute it by itself."""
-        if torch.compiler.is_compiling() or transform_is_active() or not self.serves:
+        if transform_is_active() or dispatch_mode_count() > 0 or forward_mode_is_active():
+            return None
+        if backward_number() >= 0:
+            return _kept_weight(chart, free)
+        if not self._is_open or any(x.is_inference() for x in free):
             return None
         place = self._places.get((id(chart), id(free[0])))
-        if place is None or free[0].requires_grad != self._like.requires_grad:
-            self._is_stale = True
+        if place is None or [x.requires_grad for x in free] != self._requires_grad:
+            self.is_stale = True
             return None
-        recording = self._like.requires_grad and torch.is_grad_enabled()
+        recording = any(self._requires_grad) and torch.is_grad_enabled()
         mode = (recording, torch.is_inference_mode_enabled())
+        versions = _versions(chart, free)
         computed = self._computed.get(mode)
-        if computed is None or computed.versions[place] != _versions(chart, free):
-            if not self._is_open or backward_number() >= 0:
-                return None
+        if computed is None or computed.versions[place] != versions:
             computed = self._compute(recording)
             self._computed[mode] = computed
-        if saved_tensors_are_packed():
-            self.is_checkpointed = True
-        return computed.weights[place]
+        weight = computed.weights[place]
+        if recording and saved_tensors_are_packed():
+            chart.kept = _Kept(weight, versions)
+        return weight
 
     def _compute(self, recording: bool) -> _Computed:
         """Compute the weights of all members."""
@@ -402,26 +468,50 @@ class _Together(Function):
         return weights.detach().unbind(0)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, *gradients):
         weights = ctx.weights
         if any(g is None for g in gradients):
             gradient = torch.zeros_like(weights)
             for place, g in enumerate(gradients):
                 if g is not None:
-                    gradient[place] = g
+                    gradient[place] = g.detach()
         else:
-            gradient = torch.stack(gradients)
+            gradient = torch.stack([g.detach() for g in gradients])
         with torch.enable_grad():
             stacked = torch.autograd.grad(weights, ctx.leaves, gradient, retain_graph=True)
-        slices = zip(*(x.unbind(0) for x in stacked), strict=True)
-        return None, *(x for given in slices for x in given)
+        found = []
+        kinds = [x.unbind(0) for x in stacked]
+        for place, g in enumerate(gradients):
+            for kind in kinds:
+                # A layer that was not used has no gradient, as without the block.
+                if g is None:
+                    found.append(None)
+                elif torch.is_grad_enabled():
+                    found.append(_Last.apply(kind[place].detach().requires_grad_()))
+                else:
+                    found.append(kind[place])
+        return None, *found
+
+
+class _Last(Function):
+    """A gradient that is not differentiated again."""
+
+    @staticmethod
+    def forward(ctx, gradient):
+        return gradient.view_as(gradient)
+
+    @staticmethod
+    def backward(ctx, *_):
+        raise RuntimeError(
+            "cwy.together: weights that are computed together have no second derivative. "
+            "Constrain the layers by cwy.orthogonal, and leave out cwy.together and cwy.constrain."
+        )
 
 
 def _versions(chart: OrthogonalMap, free: tuple[Tensor, ...]) -> tuple[int, ...]:
     """Return numbers that change when a parameter or a state is written to."""
     states = [chart._buffers.get(name) for name in chart.stacked_buffers or ()]
-    numbers = []
+    numbers = [_optimizer_steps]
     for x in (*free, *states):
         if x is not None and not x.is_inference():
             numbers += [x._version, x.data_ptr()]
@@ -429,7 +519,7 @@ def _versions(chart: OrthogonalMap, free: tuple[Tensor, ...]) -> tuple[int, ...]
 
 
 def _stacks(model: nn.Module) -> list[_Stack]:
-    """Return a stack for each kind of weight that several layers have and no block serves."""
+    """Return a stack for each kind of weight that several layers have."""
     kinds: dict[tuple[Any, ...], list[Constraint]] = {}
     for constraint in named_constraints(model):
         kind = _kind(constraint)
@@ -447,8 +537,6 @@ def _kind(constraint: Constraint) -> tuple[Any, ...] | None:
     """Return what weights of one kind have in common, or None if the weight takes no part."""
     chart = constraint.map
     if chart.stacked_buffers is None:
-        return None
-    if _is_served(chart):
         return None
     if any(type(x) not in (Tensor, nn.Parameter) for x in constraint.free):
         return None

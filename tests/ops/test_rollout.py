@@ -330,6 +330,7 @@ ERRORS = [
     (lambda: rollout(X, X[0], Q, torch.zeros(4) * 1j), ValueError, "bias must be real"),
     (lambda: rollout(X, X[0], Q, weight=torch.zeros(1, 4)), ValueError, r"weight must be \(4, 4\)"),
     (lambda: rollout(X, X[0], Q, lengths=[5, 9, 1]), ValueError, "from 1 to T = 5"),
+    (lambda: rollout(X, X[0], Q, lengths=torch.tensor([1.5, 2, 3])), ValueError, r"1\.5"),
     (lambda: rollout(X, X[0].to("meta"), Q), ValueError, "one device, got x on cpu, h0 on meta"),
     (
         lambda: rollout(X, X[0], Q, backend="reference", memory="checkpoint"),

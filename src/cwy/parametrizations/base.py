@@ -53,6 +53,9 @@ class OrthogonalMap(nn.Module):
     stack: Stack | None = None
     """Computes the weight together with others, while :class:`cwy.together` is active."""
 
+    kept: object = None
+    """A weight that a checkpointed region used. Its recomputation asks for it again."""
+
     given: Tensor | None = None
     """The weight, inside a compiled program that computes all weights of a kind at once."""
 
@@ -85,8 +88,8 @@ class OrthogonalMap(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what belongs to a forward pass, not to the map."""
         state = dict(self.__dict__)
-        state.pop("stack", None)
-        state.pop("given", None)
+        for name in ("stack", "kept", "given"):
+            state.pop(name, None)
         return state
 
     @property

@@ -68,7 +68,8 @@ def rollout(
         memory: what is kept for the backward pass. "store" keeps every state. "checkpoint" keeps
             $\sqrt T$ of them and computes the rest again. "reversible" ("abs" and "identity")
             recovers them backwards, from one sign bit per unit and step. If z is exactly 0, its
-            derivative is then that of z > 0.
+            derivative is then that of z > 0. It needs an orthogonal Q: a Q that was formed in half
+            precision is not, and its gradients drift. Pass factors.
         backend: "auto", or one of those that ``cwy info`` lists.
 
     Returns:
@@ -409,7 +410,8 @@ def _checked_lengths(x: Tensor | PackedSequence, h0: Tensor, lengths: Tensor) ->
     _check_states("h0", h0, 2, "(B, N)")
     steps, batch, _ = x.shape
     lengths = torch.as_tensor(lengths).cpu()
-    fit = lengths.shape == x.shape[1:2]
+    whole = not (lengths.is_floating_point() or lengths.is_complex())
+    fit = whole and lengths.shape == x.shape[1:2]
     if not fit or any(not 1 <= length <= steps for length in lengths.tolist()):
         raise ValueError(
             f"rollout: lengths must be {batch} numbers from 1 to T = {steps}, "
