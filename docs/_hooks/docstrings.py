@@ -14,10 +14,16 @@ class Docstrings(griffe.Extension):
     """
 
     def on_package(self, *, pkg: griffe.Module, **_) -> None:
-        """Find the function ``cwy.ops.rollout``, whose module has the same name."""
-        if pkg.name == "cwy":
-            target = "cwy.ops.recurrence.rollout.rollout"
-            pkg["ops"].set_member("rollout", griffe.Alias("rollout", target, parent=pkg["ops"]))
+        """Find the functions of ``cwy.ops`` whose modules have the same name."""
+        if pkg.name != "cwy":
+            return
+        ops = pkg["ops"]
+        targets = {
+            "rollout": "cwy.ops.recurrence.rollout.rollout",
+            "reflect": "cwy.ops.reflect.reflect.reflect",
+        }
+        for name, target in targets.items():
+            ops.set_member(name, griffe.Alias(name, target, parent=ops))
 
     def on_object(self, *, obj: griffe.Object, **_) -> None:
         """Rewrite the docstring of one object."""

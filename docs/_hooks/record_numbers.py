@@ -103,6 +103,13 @@ def ratio(file: str, size: str, entry: str, other: str, kind: str = "both") -> s
     return tables.times(seconds(file, size, entry, kind) / seconds(file, size, other, kind))
 
 
+def goal(value: float, limit: float) -> str:
+    """Write whether a number is within its goal."""
+    if value <= limit:
+        return "met"
+    return "missed"
+
+
 @dataclass(frozen=True)
 class Runs:
     """Hold finished runs that differ by their seed."""
@@ -239,6 +246,7 @@ def fixed(value: float | Values, digits: int) -> str:
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "data": data,
+    "goal": goal,
     "later_step": later_step,
     "line": line,
     "lines": lines,

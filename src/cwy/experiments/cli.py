@@ -103,8 +103,8 @@ def train(
         str,
         typer.Argument(
             metavar="TASK[/RECIPE]",
-            help="copying, adding, mnist, pmnist, convergence, nmt, kth, weizmann or movingmnist, "
-            "as in copying/small.",
+            help="copying, adding, mnist, pmnist, convergence, nmt, retrieval, kth, weizmann or "
+            "movingmnist, as in copying/small.",
         ),
     ],
     *,
