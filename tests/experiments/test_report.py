@@ -180,7 +180,7 @@ def test_a_browser_draws_every_curve_without_complaint(committed, runs, tmp_path
     seen = view("--dump-dom", (tmp_path / "probed.html").as_uri())
     assert "CONSOLE" not in seen.stderr
     drawn = re.findall(r'data-drawn="(\d+)/(\d+)"', seen.stdout)
-    assert 2 * len(drawn) == len(list(tmp_path.glob("*.svg"))) >= 8
+    assert len(drawn) == len(list(tmp_path.glob("*.svg"))) >= 4
     assert all(int(count) and count == total for count, total in drawn), drawn
     view(f"--screenshot={tmp_path / 'page.png'}", page.as_uri())
     pixels = imread(tmp_path / "page.png")[..., :3]

@@ -26,7 +26,8 @@ def write(
 ) -> list[Path]:
     """Report on runs into a folder. Return the page and, after it, each figure as PNG and SVG.
 
-    The page also lists runs that are damaged and left out. Figures are only SVG without ``pngs``.
+    The page also lists runs that are damaged and left out. Without ``pngs``, as for a site, figures
+    are SVG in a wide and a narrow form.
     """
     panels = arrange(runs)
     figures: dict[str, bytes] = {}
@@ -35,10 +36,11 @@ def write(
     for panel in panels:
         drawn = _figures(panel, pngs)
         for one in drawn:
-            if one.png is not None:
-                figures[f"{one.name}.png"] = one.png
             figures[f"{one.name}.svg"] = one.wide.encode()
-            figures[f"{one.name}-narrow.svg"] = one.narrow.encode()
+            if one.png is None:
+                figures[f"{one.name}-narrow.svg"] = one.narrow.encode()
+            else:
+                figures[f"{one.name}.png"] = one.png
         shown = panel.description.pictures(panel.series)
         for picture in shown:
             pictures[f"{panel.slug}-{picture.name}"] = picture.content
