@@ -241,14 +241,14 @@ def test_identity_is_exact_and_learns():
         target = torch.linalg.matrix_exp(
             0.3 * (torch.ones(6, 6).triu(1) - torch.ones(6, 6).tril(-1))
         ).double()
-        optimiser = torch.optim.Adam(layer.parameters(), lr=0.05)
+        optimizer = torch.optim.Adam(layer.parameters(), lr=0.05)
         first = None
         for _ in range(200):
             loss = (layer.weight - target).square().sum()
             first = first or loss.item()
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             loss.backward()
-            optimiser.step()
+            optimizer.step()
         assert loss.item() < (1e-6 if not options else 0.7) * first
     assert torch.equal(linear(9, 4, init="identity").weight, torch.eye(9, 4, dtype=torch.float64))
 
@@ -291,11 +291,11 @@ def test_haar_is_uniform():
 def trained(layer):
     """Away from its start, by a few steps towards a random matrix."""
     target = torch.randn_like(layer.weight)
-    optimiser = torch.optim.Adam(layer.parameters(), lr=0.05)
+    optimizer = torch.optim.Adam(layer.parameters(), lr=0.05)
     for _ in range(30):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         (layer.weight - target).abs().square().sum().backward()
-        optimiser.step()
+        optimizer.step()
     return layer
 
 
@@ -328,13 +328,13 @@ def test_the_complex_identity_is_exact():
     assert torch.equal(layer.weight, torch.eye(6, dtype=torch.complex64))
 
 
-def test_bake_cuts_the_old_optimiser_off():
+def test_bake_cuts_the_old_optimizer_off():
     layer = linear(6, reflections=2)
-    optimiser = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9)
     layer(torch.ones(2, 6, dtype=torch.float64)).sum().backward()
-    optimiser.step()
+    optimizer.step()
     weight = cwy.bake(layer).weight.detach().clone()
-    optimiser.step()
+    optimizer.step()
     assert torch.equal(layer.weight, weight)
     layer(torch.ones(2, 6, dtype=torch.float64)).sum().backward()
     assert layer.weight.grad.shape == (6, 6)
@@ -422,7 +422,7 @@ ERRORS = [
     (
         lambda: cwy.orthogonal(nn.Sequential(nn.Linear(3, 3))),
         ValueError,
-        ["Sequential", "pass the layer"],
+        ["Sequential", "Pass the layer"],
     ),
     (
         lambda: cwy.orthogonal(nn.Linear(3, 3), method="cvy"),

@@ -1,4 +1,4 @@
-"""One optimiser for a model with any mix of methods, and weights that carry the mark of the
+"""One optimizer for a model with any mix of methods, and weights that carry the mark of the
 manifold wherever they go.
 """
 
@@ -20,7 +20,7 @@ MOVED = [name for name, method in cwy.METHODS.items() if method.on_manifold]
 
 
 class Mix(nn.Module):
-    """A layer of every kind that an optimiser may meet."""
+    """A layer of every kind that an optimizer may meet."""
 
     def __init__(self):
         super().__init__()
@@ -45,15 +45,15 @@ class Mix(nn.Module):
         return [cwy.orthogonality_error(w) for w in weights]
 
 
-def train(model, optimiser, steps, seed=0, schedule=None):
+def train(model, optimizer, steps, seed=0, schedule=None):
     g = torch.Generator().manual_seed(seed)
     x, y = torch.randn(32, 3, 5, generator=g), torch.randn(32, 9, generator=g)
     losses = []
     for _ in range(steps):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss = nn.functional.mse_loss(model(x), y)
         loss.backward()
-        optimiser.step()
+        optimizer.step()
         losses.append(loss.item())
         if schedule is not None:
             schedule.step()
@@ -62,12 +62,12 @@ def train(model, optimiser, steps, seed=0, schedule=None):
 
 def test_every_parameter_goes_where_its_method_says():
     model = Mix()
-    optimiser = for_model(
+    optimizer = for_model(
         model, lr=1e-3, orthogonal_lr=1e-2, optimizer=torch.optim.AdamW, weight_decay=0.1
     )
-    assert isinstance(optimiser, Joint)
-    assert [type(part) for part in optimiser.parts] == [torch.optim.AdamW, StiefelSGD, StiefelAdam]
-    groups = [(g["name"], g["lr"], g["param_names"]) for g in optimiser.param_groups]
+    assert isinstance(optimizer, Joint)
+    assert [type(part) for part in optimizer.parts] == [torch.optim.AdamW, StiefelSGD, StiefelAdam]
+    groups = [(g["name"], g["lr"], g["param_names"]) for g in optimizer.param_groups]
     assert groups == [
         (
             "free",
@@ -79,7 +79,7 @@ def test_every_parameter_goes_where_its_method_says():
         ("manifold", 1e-2, ["moved.weight"]),
         ("manifold", 1e-2, ["adam.weight"]),
     ]
-    kernel, moved, adam = optimiser.param_groups[2:]
+    kernel, moved, adam = optimizer.param_groups[2:]
     assert (kernel["metric"], kernel["retraction"], kernel["kernel"], kernel["momentum"]) == (
         "euclidean",
         "qr",
@@ -93,35 +93,35 @@ def test_every_parameter_goes_where_its_method_says():
         0.9,
     )
     assert adam["betas"] == (0.8, 0.99)
-    losses = train(model, optimiser, 200)
+    losses = train(model, optimizer, 200)
     assert losses[-1] < 0.9 * losses[0]
     assert max(model.errors()) <= 1e-5
 
 
-def test_without_the_manifold_it_is_torchs_own_optimiser():
+def test_without_the_manifold_it_is_torchs_own_optimizer():
     model = nn.Sequential(cwy.orthogonal(nn.Linear(4, 4)), nn.Linear(4, 4))
-    optimiser = for_model(model, lr=1e-3, orthogonal_lr=1e-4, optimizer=torch.optim.RMSprop)
-    assert type(optimiser) is torch.optim.RMSprop
-    assert [g["lr"] for g in optimiser.param_groups] == [1e-3, 1e-4]
+    optimizer = for_model(model, lr=1e-3, orthogonal_lr=1e-4, optimizer=torch.optim.RMSprop)
+    assert type(optimizer) is torch.optim.RMSprop
+    assert [g["lr"] for g in optimizer.param_groups] == [1e-3, 1e-4]
     alone = for_model(cwy.orthogonal(nn.Linear(4, 4, bias=False), method="rgd-adam"))
     assert type(alone) is StiefelAdam
 
 
 def test_all_parts_of_a_model_go_up_together():
     model = Mix()
-    optimiser = for_model(model, optimizer=torch.optim.SGD, maximize=True)
-    assert all(group["maximize"] for group in optimiser.param_groups)
-    losses = train(model, optimiser, 20)
+    optimizer = for_model(model, optimizer=torch.optim.SGD, maximize=True)
+    assert all(group["maximize"] for group in optimizer.param_groups)
+    losses = train(model, optimizer, 20)
     assert losses[-1] > losses[0]
 
 
-def test_a_joint_optimiser_stops_and_goes_on_bitwise():
+def test_a_joint_optimizer_stops_and_goes_on_bitwise():
     model = Mix()
-    optimiser = for_model(model, lr=1e-2)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, 20)
-    train(model, optimiser, 5, schedule=schedule)
+    optimizer = for_model(model, lr=1e-2)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
+    train(model, optimizer, 5, schedule=schedule)
     file = io.BytesIO()
-    torch.save([model.state_dict(), optimiser.state_dict(), schedule.state_dict()], file)
+    torch.save([model.state_dict(), optimizer.state_dict(), schedule.state_dict()], file)
     file.seek(0)
     other = Mix()
     again = for_model(other, lr=0.5)
@@ -130,10 +130,10 @@ def test_a_joint_optimiser_stops_and_goes_on_bitwise():
         (other, again, following), torch.load(file, weights_only=True), strict=True
     ):
         thing.load_state_dict(state)
-    copied = copy.deepcopy((model, optimiser))
-    pickled = pickle.loads(pickle.dumps((model.state_dict(), optimiser)))[1]
-    assert [g["lr"] for g in pickled.param_groups] == [g["lr"] for g in optimiser.param_groups]
-    expected = train(model, optimiser, 5, schedule=schedule)
+    copied = copy.deepcopy((model, optimizer))
+    pickled = pickle.loads(pickle.dumps((model.state_dict(), optimizer)))[1]
+    assert [g["lr"] for g in pickled.param_groups] == [g["lr"] for g in optimizer.param_groups]
+    expected = train(model, optimizer, 5, schedule=schedule)
     assert train(other, again, 5, schedule=following) == expected
     assert train(*copied, 1) == expected[:1]
     for part in again.parts:
@@ -141,13 +141,13 @@ def test_a_joint_optimiser_stops_and_goes_on_bitwise():
         assert part.state is again.state
 
 
-def test_a_closure_and_a_gradient_scaler_drive_the_joint_optimiser():
+def test_a_closure_and_a_gradient_scaler_drive_the_joint_optimizer():
     model = Mix()
-    optimiser = for_model(model, lr=1e-2)
+    optimizer = for_model(model, lr=1e-2)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**20)
     before = copy.deepcopy(model.state_dict())
     scaler.scale(1e35 * model(torch.ones(2, 3, 5)).square().sum()).backward()
-    scaler.step(optimiser)
+    scaler.step(optimizer)
     assert all(
         torch.equal(a, b) for a, b in zip(model.state_dict().values(), before.values(), strict=True)
     ), "inf: skipped"
@@ -155,12 +155,12 @@ def test_a_closure_and_a_gradient_scaler_drive_the_joint_optimiser():
 
     def closure():
         calls.append(torch.is_grad_enabled())
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss = model(torch.ones(2, 3, 5)).square().sum()
         loss.backward()
         return loss
 
-    assert optimiser.step(closure).item() > 0
+    assert optimizer.step(closure).item() > 0
     assert calls == [True]
 
 
@@ -173,15 +173,15 @@ def test_a_closure_and_a_gradient_scaler_drive_the_joint_optimiser():
 )
 def test_schedules_of_momentum_reach_every_part(method, kind, cycle):
     layer = cwy.orthogonal(nn.Linear(4, 4), method=method)
-    optimiser = for_model(layer, optimizer=kind)
-    schedule, seen = cycle(optimiser), []
+    optimizer = for_model(layer, optimizer=kind)
+    schedule, seen = cycle(optimizer), []
     for _ in range(3):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         layer(torch.randn(8, 4)).square().sum().backward()
-        optimiser.step()
+        optimizer.step()
         schedule.step()
         seen.append(
-            [g["betas"][0] if "betas" in g else g["momentum"] for g in optimiser.param_groups]
+            [g["betas"][0] if "betas" in g else g["momentum"] for g in optimizer.param_groups]
         )
     assert all(free == moved for free, moved in seen)
     assert seen[0] > seen[1] > seen[2]
@@ -189,25 +189,25 @@ def test_schedules_of_momentum_reach_every_part(method, kind, cycle):
 
 
 def test_of_unlike_parts_no_momentum_is_cycled():
-    optimiser = for_model(Mix(), optimizer=torch.optim.Adam)
+    optimizer = for_model(Mix(), optimizer=torch.optim.Adam)
     with pytest.raises(ValueError, match="cycle_momentum"):
-        OneCycleLR(optimiser, 0.1, 10)
-    OneCycleLR(optimiser, 0.1, 10, cycle_momentum=False)
+        OneCycleLR(optimizer, 0.1, 10)
+    OneCycleLR(optimizer, 0.1, 10, cycle_momentum=False)
 
 
-def test_groups_can_be_added_to_a_joint_optimiser():
-    optimiser = for_model(Mix(), lr=1e-2)
+def test_groups_can_be_added_to_a_joint_optimizer():
+    optimizer = for_model(Mix(), lr=1e-2)
     free, point = nn.Parameter(torch.ones(3)), nn.Parameter(torch.eye(3))
-    optimiser.add_param_group({"params": [("a", free)]})
-    optimiser.add_param_group({"params": [("b", point)], "stiefel": True, "lr": 0.1})
+    optimizer.add_param_group({"params": [("a", free)]})
+    optimizer.add_param_group({"params": [("b", point)], "stiefel": True, "lr": 0.1})
     free.grad, point.grad = torch.ones(3), torch.randn(3, 3)
-    optimiser.step()
+    optimizer.step()
     assert (free < 1).all()
     assert not torch.equal(point, torch.eye(3))
     assert cwy.orthogonality_error(point) <= 1e-6
-    optimiser.load_state_dict(optimiser.state_dict())
+    optimizer.load_state_dict(optimizer.state_dict())
     assert (
-        sum(len(part.param_groups) for part in optimiser.parts) == len(optimiser.param_groups) == 7
+        sum(len(part.param_groups) for part in optimizer.parts) == len(optimizer.param_groups) == 7
     )
     alone = Joint([StiefelSGD([nn.Parameter(torch.eye(3))])])
     with pytest.raises(ValueError, match="no part is an optimizer of free parameters"):
@@ -228,10 +228,10 @@ def test_the_mark_goes_where_the_module_goes(method):
         copy.deepcopy(layer).double(),
         empty,
     ):
-        optimiser = for_model(nn.Sequential(moved), lr=0.1)
+        optimizer = for_model(nn.Sequential(moved), lr=0.1)
         before = moved.weight.detach().clone()
         moved(torch.ones(1, 3, 4, 4, dtype=before.dtype)).square().sum().backward()
-        optimiser.step()
+        optimizer.step()
         assert not torch.equal(moved.weight, before)
         assert cwy.orthogonality_error(moved.weight.flatten(1)) <= 1e-5
     cwy.bake(layer)
@@ -243,13 +243,13 @@ def test_the_mark_goes_where_the_module_goes(method):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128], ids=str)
 def test_a_recurrent_network_is_trained_on_the_manifold(method, dtype):
     rnn = OrthogonalRNN(3, 6, 2, "modrelu", dtype=dtype, method=method)
-    optimiser = for_model(rnn, lr=1e-2, orthogonal_lr=1e-3)
+    optimizer = for_model(rnn, lr=1e-2, orthogonal_lr=1e-3)
     x = torch.randn(9, 4, 3, dtype=dtype)
     before = rnn.weight_hh_l0.detach().clone()
     for _ in range(5):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         (rnn(x)[0] - 1).abs().square().sum().backward()
-        optimiser.step()
+        optimizer.step()
     assert not torch.equal(rnn.weight_hh_l0, before)
     assert max(cwy.orthogonality_error(w) for w in (rnn.weight_hh_l0, rnn.weight_hh_l1)) <= 1e-13
 
@@ -280,11 +280,11 @@ def test_an_orthogonal_weight_is_kept_and_another_replaced():
 
 def test_a_loaded_weight_off_the_manifold_is_refused_before_any_part_moves():
     model = Mix()
-    optimiser = for_model(model, lr=1e-2)
+    optimizer = for_model(model, lr=1e-2)
     model.load_state_dict(model.state_dict() | {"moved.weight": torch.randn(6, 6)})
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(ValueError, match=r"'moved.weight' \(6, 6\)"):
-        train(model, optimiser, 1)
+        train(model, optimizer, 1)
     assert all(
         torch.equal(a, b) for a, b in zip(model.state_dict().values(), before.values(), strict=True)
     )

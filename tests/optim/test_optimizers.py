@@ -1,5 +1,5 @@
-"""The optimisers on the manifold: where they lead, that they stay on it, and what torch asks of its
-own optimisers.
+"""The optimizers on the manifold: where they lead, that they stay on it, and what torch asks of its
+own optimizers.
 """
 
 import copy
@@ -82,11 +82,11 @@ def loss_of(xs, ts):
     )
 
 
-def run(optimiser, xs, ts, steps):
+def run(optimizer, xs, ts, steps):
     for _ in range(steps):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss_of(xs, ts).backward()
-        optimiser.step()
+        optimizer.step()
 
 
 def errors(xs, kinds=KINDS):
@@ -98,9 +98,9 @@ def errors(xs, kinds=KINDS):
 def test_every_kind_of_point_goes_down_and_stays_on_the_manifold(rule, dtype):
     xs = points(dtype)
     ts = targets(xs)
-    optimiser = make(rule, xs, lr=3e-2 if rule.startswith("adam") else 3e-3)
+    optimizer = make(rule, xs, lr=3e-2 if rule.startswith("adam") else 3e-3)
     before = loss_of(xs, ts).item()
-    run(optimiser, xs, ts, 50)
+    run(optimizer, xs, ts, 50)
     assert loss_of(xs, ts).item() < 0.95 * before
     assert max(errors(xs)) <= 1e-13
 
@@ -115,11 +115,11 @@ def test_reaches_the_eigenspace(rule, dtype):
     a = (basis * torch.linspace(-1, 1, 10, dtype=dtype)) @ basis.mH
     x = nn.Parameter(cwy.init.haar(10, 3, dtype=dtype))
     cls, given = RULES[rule]
-    optimiser = cls([x], lr=0.1 if rule == "momentum" else 0.7, **given)
+    optimizer = cls([x], lr=0.1 if rule == "momentum" else 0.7, **given)
     for _ in range(600):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         ((x.conj() * (a @ x)).real.sum() / 2).backward()
-        optimiser.step()
+        optimizer.step()
     projector, eigenspace = (x @ x.mH).detach(), basis[:, :3] @ basis[:, :3].mH
     torch.testing.assert_close(projector, eigenspace, atol=1e-6, rtol=0)
 
@@ -129,10 +129,10 @@ def test_reaches_the_eigenspace(rule, dtype):
 def test_gradient_descent_is_the_papers(rule, dtype):
     x, a = nn.Parameter(cwy.init.haar(9, 4, dtype=dtype)), torch.randn(9, 9, dtype=dtype)
     cls, given = RULES[rule]
-    optimiser, y = cls([x], lr=0.3, **given), x.detach().clone()
+    optimizer, y = cls([x], lr=0.3, **given), x.detach().clone()
     for _ in range(5):
         x.grad = a @ x.detach()
-        optimiser.step()
+        optimizer.step()
         y = reference.step(
             y, a @ y, 0.3, **{"metric": "canonical", "retraction": "cayley", **given}
         )
@@ -144,7 +144,7 @@ def test_adam_is_that_of_li_and_others_with_an_exact_cayley_step():
         nn.Parameter(cwy.init.haar(9, 4, dtype=torch.float64)),
         torch.randn(9, 9, dtype=torch.float64),
     )
-    optimiser = StiefelAdam([x], lr=0.3, betas=(0.8, 0.95), eps=1e-3)
+    optimizer = StiefelAdam([x], lr=0.3, betas=(0.8, 0.95), eps=1e-3)
     y, m, v, eye = (
         x.detach().clone(),
         torch.zeros(9, 4, dtype=torch.float64),
@@ -153,7 +153,7 @@ def test_adam_is_that_of_li_and_others_with_an_exact_cayley_step():
     )
     for k in range(1, 6):
         x.grad = a @ x.detach()
-        optimiser.step()
+        optimizer.step()
         g = a @ y
         m, v = 0.8 * m + 0.2 * g, 0.95 * v + 0.05 * g.square().sum()
         w = m @ y.T / (1 - 0.8**k)
@@ -178,7 +178,7 @@ def test_ten_thousand_float32_steps_end_on_the_manifold(rule):
         torch.tensor(SIZES).reshape(-1, 1, 1),
     )
     cls, given = RULES[rule]
-    optimiser = cls([x], error_if_nonfinite=False, **given)
+    optimizer = cls([x], error_if_nonfinite=False, **given)
     gaussian = torch.randn(50, len(SIZES), 8, 3)
     rank_1 = torch.randn(50, len(SIZES), 8, 1) @ torch.randn(50, len(SIZES), 1, 3)
     for k in range(10_000):
@@ -187,8 +187,8 @@ def test_ten_thousand_float32_steps_end_on_the_manifold(rule):
             torch.stack([gaussian[k % 50], rank_1[k % 50], torch.zeros_like(inside), inside])
             * sizes
         )
-        optimiser.param_groups[0]["lr"] = (1e-4, 1e-2, 1, 10)[k % 4]
-        optimiser.step()
+        optimizer.param_groups[0]["lr"] = (1e-4, 1e-2, 1, 10)[k % 4]
+        optimizer.step()
     assert cwy.orthogonality_error(x) <= 1e-5
 
 
@@ -197,12 +197,12 @@ def test_ten_thousand_float32_steps_of_one_square_matrix_end_on_the_manifold(rul
     """Steps that are verified, short and long, among those that take the general path."""
     x = nn.Parameter(cwy.init.haar(8))
     cls, given = RULES[rule]
-    optimiser = cls([x], error_if_nonfinite=False, **given)
+    optimizer = cls([x], error_if_nonfinite=False, **given)
     gaussian, largest = torch.randn(50, 8, 8), 0.0
     for k in range(10_000):
         x.grad = gaussian[k % 50] * SIZES[k % len(SIZES)]
-        optimiser.param_groups[0]["lr"] = (1e-4, 1e-2, 1, 10)[k // 7 % 4]
-        optimiser.step()
+        optimizer.param_groups[0]["lr"] = (1e-4, 1e-2, 1, 10)[k // 7 % 4]
+        optimizer.step()
         if k % 100 == 99:
             largest = max(largest, cwy.orthogonality_error(x))
     assert largest <= 2e-6
@@ -242,28 +242,28 @@ def test_one_square_matrix_is_refused_before_anything_changes(rule):
     x = nn.Parameter(cwy.init.haar(24))
     (x.grad,) = targets([x])
     cls, given = RULES[rule]
-    optimiser = cls([x], lr=1e-2, **given)
-    optimiser.step()
-    optimiser.step()
-    state = copy.deepcopy(optimiser.state_dict()["state"])
+    optimizer = cls([x], lr=1e-2, **given)
+    optimizer.step()
+    optimizer.step()
+    state = copy.deepcopy(optimizer.state_dict()["state"])
     good = x.detach().clone()
 
     def unchanged(value):
-        now = optimiser.state_dict()["state"]
+        now = optimizer.state_dict()["state"]
         torch.testing.assert_close(now, state, atol=0, rtol=0)
         return torch.equal(x, value)
 
     x.data.mul_(2)
     with pytest.raises(ValueError, match=r"\(24, 24\)"):
-        optimiser.step()
+        optimizer.step()
     assert unchanged(2 * good)
     x.data.copy_(good)
     x.grad[3, 5] = torch.nan
     with pytest.raises(RuntimeError, match=r"\(24, 24\)"):
-        optimiser.step()
+        optimizer.step()
     assert unchanged(good)
     x.grad[3, 5] = 0
-    optimiser.step()
+    optimizer.step()
     assert cwy.orthogonality_error(x) <= 1e-6
 
 
@@ -289,10 +289,10 @@ def test_a_small_square_matrix_takes_few_operations(rule):
     x = nn.Parameter(cwy.init.haar(24))
     (x.grad,) = targets([x])
     cls, given = RULES[rule]
-    optimiser = cls([x], lr=1e-3, **given)
-    optimiser.step()
+    optimizer = cls([x], lr=1e-3, **given)
+    optimizer.step()
     with Operations() as seen:
-        optimiser.step()
+        optimizer.step()
     assert seen.count <= FEW[rule]
 
 
@@ -301,32 +301,32 @@ def test_a_small_square_matrix_takes_few_operations(rule):
 def test_state_dict_round_trip_is_bitwise(rule, dtype):
     xs = points(dtype)
     ts = targets(xs)
-    optimiser = make(rule, xs, lr=1e-2)
-    run(optimiser, xs, ts, 4)
+    optimizer = make(rule, xs, lr=1e-2)
+    run(optimizer, xs, ts, 4)
     file = io.BytesIO()
-    torch.save(optimiser.state_dict(), file)
+    torch.save(optimizer.state_dict(), file)
     file.seek(0)
     ys = [nn.Parameter(x.detach().clone()) for x in xs]
     other = make(rule, ys, lr=0.5)
     other.load_state_dict(torch.load(file, weights_only=True))
-    assert len(other.state) == len(optimiser.state)
-    run(optimiser, xs, ts, 4)
+    assert len(other.state) == len(optimizer.state)
+    run(optimizer, xs, ts, 4)
     run(other, ys, ts, 4)
     assert all(torch.equal(x, y) for x, y in zip(xs, ys, strict=True))
-    assert len(optimiser.state) == (
+    assert len(optimizer.state) == (
         len(xs) if rule in ("momentum", "adam", "adam-c-qr") or dtype == torch.bfloat16 else 0
     )
 
 
 @every_rule
-def test_a_copied_or_pickled_optimiser_goes_on(rule):
+def test_a_copied_or_pickled_optimizer_goes_on(rule):
     xs = points()
     ts = targets(xs)
-    optimiser = make(rule, xs)
-    run(optimiser, xs, ts, 2)
-    for ys, other in (copy.deepcopy((xs, optimiser)), pickle.loads(pickle.dumps((xs, optimiser)))):
+    optimizer = make(rule, xs)
+    run(optimizer, xs, ts, 2)
+    for ys, other in (copy.deepcopy((xs, optimizer)), pickle.loads(pickle.dumps((xs, optimizer)))):
         run(other, ys, ts, 2)
-    run(optimiser, xs, ts, 2)
+    run(optimizer, xs, ts, 2)
     assert all(torch.equal(x, y) for x, y in zip(xs, ys, strict=True))
 
 
@@ -346,8 +346,8 @@ def test_together_or_one_by_one(rule):
             before = xs[1].detach().clone()
             xs[1].grad = alone[1].grad = None
         together.step()
-        for optimiser in apart:
-            optimiser.step()
+        for optimizer in apart:
+            optimizer.step()
         assert not k % 2 or torch.equal(xs[1], before)
     for x, y in zip(xs, alone, strict=True):
         torch.testing.assert_close(x, y, atol=1e-12, rtol=0)
@@ -357,10 +357,10 @@ def test_together_or_one_by_one(rule):
 def test_zero_gradients_move_nothing_and_maximize_goes_up(rule):
     xs = points()
     ts, twins = targets(xs), copy.deepcopy(xs)
-    optimiser = make(rule, xs)
+    optimizer = make(rule, xs)
     for x in xs:
         x.grad = torch.zeros_like(x)
-    optimiser.step()
+    optimizer.step()
     for x, y in zip(xs, twins, strict=True):
         torch.testing.assert_close(x, y, atol=1e-14, rtol=0)
     down, up = make(rule, xs), make(rule, twins, maximize=True)
@@ -377,16 +377,16 @@ def test_zero_gradients_move_nothing_and_maximize_goes_up(rule):
 def test_a_closure_is_called_with_gradients_on_and_its_loss_returned(rule):
     xs = points()
     ts, twins = targets(xs), copy.deepcopy(xs)
-    optimiser, other = make(rule, xs), make(rule, twins)
+    optimizer, other = make(rule, xs), make(rule, twins)
 
     def closure():
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss = loss_of(xs, ts)
         loss.backward()
         return loss
 
     expected = loss_of(xs, ts).item()
-    assert optimiser.step(closure).item() == expected
+    assert optimizer.step(closure).item() == expected
     run(other, twins, ts, 1)
     assert all(torch.equal(x, y) for x, y in zip(xs, twins, strict=True))
 
@@ -395,7 +395,7 @@ def test_a_closure_is_called_with_gradients_on_and_its_loss_returned(rule):
 def test_a_tensor_as_rate_and_schedulers(rule):
     xs = points()
     ts, twins = targets(xs), copy.deepcopy(xs)
-    optimiser, other = (
+    optimizer, other = (
         make(rule, xs, lr=1e-2),
         make(rule, twins, lr=torch.tensor(1e-2, dtype=torch.float64)),
     )
@@ -408,15 +408,15 @@ def test_a_tensor_as_rate_and_schedulers(rule):
             ],
             [2],
         )
-        for o in (optimiser, other)
+        for o in (optimizer, other)
     ]
     for _ in range(6):
-        run(optimiser, xs, ts, 1)
+        run(optimizer, xs, ts, 1)
         run(other, twins, ts, 1)
         for schedule in schedules:
             schedule.step()
     assert isinstance(other.param_groups[0]["lr"], torch.Tensor)
-    assert optimiser.param_groups[0]["lr"] == pytest.approx(0, abs=1e-4)
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0, abs=1e-4)
     for x, y in zip(xs, twins, strict=True):
         torch.testing.assert_close(x, y, atol=1e-10, rtol=0)
 
@@ -451,16 +451,16 @@ def test_a_step_never_waits_for_the_device(rule, dtype, monkeypatch):
     for module in (cwy.optim.base, cwy.optim.batch):
         monkeypatch.setattr(module, "readable", lambda p: False)
     xs = points(dtype)
-    optimiser = make(rule, xs, lr=torch.tensor(1e-2), error_if_nonfinite=False)
-    optimiser.add_param_group(
+    optimizer = make(rule, xs, lr=torch.tensor(1e-2), error_if_nonfinite=False)
+    optimizer.add_param_group(
         {"params": [nn.Parameter(torch.ones(3, dtype=dtype))], "stiefel": False}
     )
     for _ in range(2):
-        for group in optimiser.param_groups:
+        for group in optimizer.param_groups:
             for x, t in zip(group["params"], targets(group["params"]), strict=True):
                 x.grad = t
         with NoWaiting():
-            optimiser.step()
+            optimizer.step()
 
 
 @pytest.mark.parametrize("rule", ["momentum", "adam"])
@@ -468,10 +468,10 @@ def test_a_compiled_step_is_the_step(rule):
     # By columns in memory, as a factorisation leaves it.
     xs = [nn.Parameter(cwy.init.haar(9, 4).mT.contiguous().mT)]
     twins, ts = copy.deepcopy(xs), targets(xs)
-    optimiser, other = (make(rule, ys, ["tall"]) for ys in (xs, twins))
+    optimizer, other = (make(rule, ys, ["tall"]) for ys in (xs, twins))
     torch.compiler.reset()
-    optimiser.step = torch.compile(optimiser.step, backend="aot_eager")
-    for one, ys in (optimiser, xs), (other, twins):
+    optimizer.step = torch.compile(optimizer.step, backend="aot_eager")
+    for one, ys in (optimizer, xs), (other, twins):
         run(one, ys, ts, 3)
     torch.testing.assert_close(xs, twins)
 
@@ -482,16 +482,16 @@ def test_cuda_graph(rule):
     xs = [nn.Parameter(x.detach().cuda()) for x in points(torch.float32)]
     twins = copy.deepcopy(xs)
     ts = [t.cuda() for t in targets([x.cpu() for x in xs])]
-    optimiser, other = (make(rule, ys, lr=torch.tensor(1e-2, device="cuda")) for ys in (xs, twins))
+    optimizer, other = (make(rule, ys, lr=torch.tensor(1e-2, device="cuda")) for ys in (xs, twins))
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
-        run(optimiser, xs, ts, 3)
+        run(optimizer, xs, ts, 3)
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    optimiser.zero_grad()
+    optimizer.zero_grad()
     with torch.cuda.graph(graph):
         loss_of(xs, ts).backward()
-        optimiser.step()
+        optimizer.step()
     for _ in range(5):
         graph.replay()
     run(other, twins, ts, 8)
@@ -503,7 +503,7 @@ def test_cuda_graph(rule):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.float64], ids=str)
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_free_groups_are_torchs(dtype, momentum):
-    """A manifold's optimiser takes free parameters too, and does with them what torch does."""
+    """A manifold's optimizer takes free parameters too, and does with them what torch does."""
     free = lambda ps: [{"params": ps, "stiefel": False}]
     pairs = [
         (
@@ -537,14 +537,14 @@ def test_half_precision_adds_up_small_steps(rule, half):
     kinds = ["tall", "wide", "kernel"]
     xs = points(half, kinds)
     cls, _ = RULES[rule]
-    optimiser = make(rule, xs, kinds, lr=1e-4 if cls is StiefelSGD else 1e-3)
+    optimizer = make(rule, xs, kinds, lr=1e-4 if cls is StiefelSGD else 1e-3)
     start, ts = [x.detach().clone() for x in xs], targets(xs)
     for _ in range(300):
         for x, t in zip(xs, ts, strict=True):
             x.grad = t.clone()
-        optimiser.step()
+        optimizer.step()
     for x, before, k in zip(xs, start, kinds, strict=True):
-        master = optimiser.state[x]["master"]
+        master = optimizer.state[x]["master"]
         assert cwy.orthogonality_error(flat(master, KINDS[k][1])) <= 5e-6
         assert torch.equal(master.to(half), x)
         assert (x - before).abs().max() > 1e-2
@@ -552,14 +552,14 @@ def test_half_precision_adds_up_small_steps(rule, half):
 
 def test_what_is_written_to_a_half_precision_parameter_counts():
     (x,) = points(torch.bfloat16, ["tall"])
-    optimiser = StiefelSGD([x], lr=1e-2)
+    optimizer = StiefelSGD([x], lr=1e-2)
     x.grad = torch.ones_like(x)
-    optimiser.step()
+    optimizer.step()
     (other,) = points(torch.bfloat16, ["tall"])
     with torch.no_grad():
         x.copy_(other)
     x.grad.zero_()
-    optimiser.step()
+    optimizer.step()
     torch.testing.assert_close(x, other, atol=4e-3, rtol=0)
 
 
@@ -600,10 +600,10 @@ def test_a_point_off_the_manifold_is_refused_or_moved_to_it_as_asked():
     u, _, vh = torch.linalg.svd(before, full_matrices=False)
     torch.testing.assert_close(x.detach(), u @ vh)
     kernel = nn.Parameter(torch.randn(4, 8, 3, 3).contiguous(memory_format=torch.channels_last))
-    optimiser = StiefelSGD([{"params": [kernel], "kernel": True}], lr=0.1, project=True)
+    optimizer = StiefelSGD([{"params": [kernel], "kernel": True}], lr=0.1, project=True)
     assert cwy.orthogonality_error(kernel.flatten(1)) <= 1e-6
     kernel.grad = torch.randn_like(kernel)
-    optimiser.step()
+    optimizer.step()
     assert cwy.orthogonality_error(kernel.flatten(1)) <= 1e-6
     assert kernel.is_contiguous(memory_format=torch.channels_last)
 
@@ -611,22 +611,22 @@ def test_a_point_off_the_manifold_is_refused_or_moved_to_it_as_asked():
 @every_rule
 def test_what_is_written_off_the_manifold_is_refused_or_moved_back_as_asked(rule):
     xs = points()
-    optimiser, ts = make(rule, xs), targets(xs)
-    run(optimiser, xs, ts, 1)
+    optimizer, ts = make(rule, xs), targets(xs)
+    run(optimizer, xs, ts, 1)
     before = [x.detach().clone() for x in xs]
     with torch.no_grad():
         xs[-1].mul_(3)
     with pytest.raises(ValueError, match=r"\(8, 3, 2, 2\)"):
-        run(optimiser, xs, ts, 1)
+        run(optimizer, xs, ts, 1)
     assert all(torch.equal(x, y) for x, y in zip(xs[:-1], before[:-1], strict=True)), (
         "nothing has moved"
     )
-    for group in optimiser.param_groups:
+    for group in optimizer.param_groups:
         group |= {"project": True, "lr": 0.0}
     with torch.no_grad():
         xs[0].mul_(1e-3)
         xs[1].mul_(1 + 1e-3)
-    run(optimiser, xs, ts, 1)
+    run(optimizer, xs, ts, 1)
     for x, y in zip(xs, before, strict=True):
         torch.testing.assert_close(x, y, atol=1e-12, rtol=0)
 
@@ -645,27 +645,27 @@ def average_with_others(xs):
 @pytest.mark.parametrize("write", [double_by_data, average_with_others])
 def test_what_torch_does_not_count_as_a_write_is_refused_or_moved_back_as_asked(rule, write):
     xs = points()
-    optimiser, ts = make(rule, xs), targets(xs)
-    run(optimiser, xs, ts, 2)
+    optimizer, ts = make(rule, xs), targets(xs)
+    run(optimizer, xs, ts, 2)
     write(xs)
     before = [x.detach().clone() for x in xs]
     with pytest.raises(ValueError, match=r"\(\d+, "):
-        run(optimiser, xs, ts, 1)
+        run(optimizer, xs, ts, 1)
     assert all(torch.equal(x, y) for x, y in zip(xs, before, strict=True)), "nothing has moved"
-    for group in optimiser.param_groups:
+    for group in optimizer.param_groups:
         group["project"] = True
-    run(optimiser, xs, ts, 1)
+    run(optimizer, xs, ts, 1)
     assert max(errors(xs)) <= 1e-13
 
 
 @every_rule
 def test_a_small_write_that_torch_does_not_count_is_mended(rule):
     xs = points()
-    optimiser, ts = make(rule, xs), targets(xs)
-    run(optimiser, xs, ts, 1)
+    optimizer, ts = make(rule, xs), targets(xs)
+    run(optimizer, xs, ts, 1)
     for x in xs:
         x.data.mul_(1 + 1e-3)
-    run(optimiser, xs, ts, 1)
+    run(optimizer, xs, ts, 1)
     assert max(errors(xs)) <= 1e-13
 
 
@@ -675,11 +675,11 @@ def test_where_the_host_cannot_look_a_point_off_the_manifold_stays(rule, monkeyp
     for module in (cwy.optim.base, cwy.optim.batch):
         monkeypatch.setattr(module, "readable", lambda p: False)
     xs = points()
-    optimiser, ts = make(rule, xs), targets(xs)
-    run(optimiser, xs, ts, 1)
+    optimizer, ts = make(rule, xs), targets(xs)
+    run(optimizer, xs, ts, 1)
     before = [x.detach().clone() for x in xs]
     xs[-1].data.mul_(2)
-    run(optimiser, xs, ts, 1)
+    run(optimizer, xs, ts, 1)
     assert torch.equal(xs[-1].detach(), 2 * before[-1])
     assert not any(torch.equal(x, y) for x, y in zip(xs[:-1], before[:-1], strict=True))
     assert max(errors(xs)[:-1]) <= 1e-13
@@ -689,13 +689,13 @@ def test_where_the_host_cannot_look_a_point_off_the_manifold_stays(rule, monkeyp
 @every_rule
 def test_on_a_gpu_an_uncounted_write_is_refused_by_a_later_step(rule):
     xs = [nn.Parameter(x.detach().cuda()) for x in points(torch.float32)]
-    optimiser, ts = make(rule, xs), [t.cuda() for t in targets([x.cpu() for x in xs])]
-    run(optimiser, xs, ts, 2)
+    optimizer, ts = make(rule, xs), [t.cuda() for t in targets([x.cpu() for x in xs])]
+    run(optimizer, xs, ts, 2)
     xs[-1].data.mul_(2)
     before = xs[-1].detach().clone()
     with pytest.raises(ValueError, match=r"\(8, 3, 2, 2\)"):  # noqa: PT012
         for _ in range(5):
-            run(optimiser, xs, ts, 1)
+            run(optimizer, xs, ts, 1)
             torch.cuda.synchronize()
     assert torch.equal(xs[-1], before)
 
@@ -771,11 +771,11 @@ def test_errors(call, kind, words):
         assert word in str(error.value)
 
 
-def test_a_refused_group_leaves_the_optimiser_as_it_was():
-    optimiser = StiefelSGD([nn.Parameter(torch.eye(3, 2))])
+def test_a_refused_group_leaves_the_optimizer_as_it_was():
+    optimizer = StiefelSGD([nn.Parameter(torch.eye(3, 2))])
     with pytest.raises(ValueError, match=r"\(3, 2\)"):
-        optimiser.add_param_group({"params": [nn.Parameter(torch.ones(3, 2))]})
-    assert len(optimiser.param_groups) == 1
+        optimizer.add_param_group({"params": [nn.Parameter(torch.ones(3, 2))]})
+    assert len(optimizer.param_groups) == 1
 
 
 @every_rule
@@ -785,9 +785,9 @@ def test_gradients_of_any_size_are_gradients(rule, dtype, kind):
     """From subnormal ones to those whose products overflow."""
     for size in (*(torch.finfo(dtype).tiny * 10.0**k for k in (2, -1, -4)), torch.finfo(dtype).max):
         (x,) = points(dtype, [kind])
-        optimiser = make(rule, [x], [kind], lr=1.0)
+        optimizer = make(rule, [x], [kind], lr=1.0)
         for _ in range(20):
             before, x.grad = x.detach().clone(), torch.sgn(torch.randn_like(x)) * size
-            optimiser.step()
+            optimizer.step()
             assert cwy.orthogonality_error(x) < 1e-5
             assert size < 1 or (x - before).abs().max() > 1e-2
