@@ -134,6 +134,7 @@ def on_page_markdown(markdown: str, page, **_) -> str:
         "verdict": benchmarks.verdict,
         "verdicts": lambda: benchmarks.summary(rows),
         "cli": commands.reference,
+        "cli_group": commands.group,
         "claims": lambda: benchmarks.claims(rows),
         "methods": methods_table(),
         "report": lambda task: f"<!-- report {task} -->",
