@@ -90,10 +90,11 @@ def _elements(figures: Sequence[_Drawn], pictures: Sequence[Picture]) -> list[Ma
         wide = figure.inline(one.wide, one.name, one.text, "wide")
         narrow = figure.inline(one.narrow, f"{one.name}-narrow", one.text, "narrow")
         drawn.append(wide + narrow)
-    return [*drawn, *map(_image, pictures)]
+    images = [_image(picture, folded=place > 0) for place, picture in enumerate(pictures)]
+    return [*drawn, *images]
 
 
-def _image(picture: Picture) -> Markup:
+def _image(picture: Picture, folded: bool) -> Markup:
     kind = picture.name.rpartition(".")[2]
     data = base64.b64encode(picture.content).decode()
-    return render("image.html", kind=kind, data=data, text=picture.text)
+    return render("image.html", kind=kind, data=data, text=picture.text, folded=folded)
