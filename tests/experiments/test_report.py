@@ -14,7 +14,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.image import imread
 
 from cwy.experiments.report import ReportError, find_runs, read_run, write
-from cwy.experiments.report.figure import styles
+from cwy.experiments.report.figure import draw, outliers, styles
 from cwy.experiments.report.panels import arrange
 from cwy.experiments.report.tables import summary
 from tests.helpers.cli import COMMAND, run
@@ -204,6 +204,27 @@ def test_an_unknown_task_is_drawn_too(tmp_path):
     folder = copying(tmp_path, "cwy", 0, task="later")
     assert "later" in text(write(find_runs([folder]), tmp_path)[0].read_text())
     assert (tmp_path / "later-loss.png").exists()
+
+
+def test_a_curve_far_above_the_others_does_not_squeeze_them(tmp_path):
+    losses = {"cwy": (3, 1), "hr": (4, 2), "exprnn": (3.5, 1.5), "lstm": (5, 2), "rnn": (900, 800)}
+    for method, curve in losses.items():
+        config = {"task": "later", "method": method, "seed": 0, **CONFIG}
+        rows = [
+            {"step": 20 * place, "split": "train", "seconds": 1.0, "loss": loss}
+            for place, loss in enumerate(curve, 1)
+        ]
+        write_run(tmp_path / method, config, rows)
+    (panel,) = arrange(find_runs([tmp_path]))
+    (curve,) = panel.description.curves
+    assert outliers(curve, panel.series) == {"rnn": 900}
+    others = [one for one in panel.series if one.method != "rnn"]
+    assert outliers(curve, others) == {}, "a curve that leaves the others half of the axis stays"
+    (axes,) = draw(panel, curve).axes
+    low, high = axes.get_ylim()
+    assert low < 1
+    assert 5 < high < 10
+    assert any("900" in line.get_label() for line in axes.get_lines())
 
 
 def test_a_torn_last_line_is_left_out_and_a_damaged_file_is_named(tmp_path):

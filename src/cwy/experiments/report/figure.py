@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from .panels import Panel
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
 COLORS = {
     "cwy": "#1f7fd6",
@@ -76,13 +77,17 @@ def draw(panel: Panel, curve: Curve, layout: Layout = WIDE) -> Figure:
 
     with rc_context(STYLE):
         shown = panel.drawn(curve)
-        figure = Figure(figsize=(layout.width, _height(shown, layout)), layout="constrained")
+        above = {name: _above(highest) for name, highest in outliers(curve, shown).items()}
+        height = _height(shown, above, layout)
+        figure = Figure(figsize=(layout.width, height), layout="constrained")
         axes = figure.subplots()
         axes.set(xlabel=curve.along_label, ylabel=curve.label)
         axes.set_xscale(curve.along_scale)
         axes.set_yscale(curve.scale)
         for series, style in zip(shown, styles(shown), strict=True):
             _curves(axes, curve, series, style, seeds=not layout.stacked)
+        if above:
+            _limit(axes, curve, shown, above)
         if curve.baseline:
             level = curve.baseline.value(panel.config)
             label = f"{curve.baseline.label} ({curve.baseline.form(level)})"
@@ -103,16 +108,87 @@ def draw(panel: Panel, curve: Curve, layout: Layout = WIDE) -> Figure:
     return figure
 
 
+def _above(highest: float) -> str:
+    return f", above the axis: up to {highest:,.3g}"
+
+
+def _limit(axes: Axes, curve: Curve, shown: Sequence[Series], above: Mapping[str, str]) -> None:
+    """End the y axis below the highest curves, so that the others are not squeezed flat.
+
+    ``above`` has what is added to the labels of the highest.
+    """
+    low = min(min(_values(curve, one), default=math.inf) for one in shown)
+    others = [one for one in shown if one.label not in above]
+    high = max(max(_values(curve, one), default=low) for one in others)
+    if curve.scale == "log":
+        margin = (high / low) ** 0.06
+        axes.set_ylim(low / margin, high * margin)
+    else:
+        margin = 0.06 * (high - low)
+        axes.set_ylim(low - margin, high + margin)
+    for line in axes.get_lines():
+        name = str(line.get_gid()).removeprefix("series ")
+        label = str(line.get_label())
+        if name not in above:
+            continue
+        if not label.startswith("_"):
+            line.set_label(label + above[name])
+        if np.min(line.get_ydata()) > axes.get_ylim()[1]:
+            _point_up(axes, line)
+
+
+def _point_up(axes: Axes, line: Line2D) -> None:
+    """Show a curve that is wholly above the axis by arrows at the axis' end."""
+    top = axes.get_ylim()[1]
+    line.set_ydata(np.full_like(line.get_xdata(), top, dtype=float))
+    line.set(linestyle="none", marker="^", clip_on=False)
+
+
+def outliers(curve: Curve, shown: Sequence[Series]) -> dict[str, float]:
+    """Return series with their highest values, if these would take over half of the y axis.
+
+    They are fewer than half of the series. A figure with a baseline has none.
+    """
+    found: dict[str, float] = {}
+    if curve.scale == "logit" or curve.baseline:
+        return found
+    heights = {one.label: _values(curve, one) for one in shown}
+    heights = {label: values for label, values in heights.items() if values}
+    highest_of = {label: max(values) for label, values in heights.items()}
+    if curve.scale == "log":
+        heights = {label: np.log(values).tolist() for label, values in heights.items()}
+    ranked = sorted(highest_of, key=highest_of.__getitem__)
+    while len(ranked) > len(shown) / 2 + 1:
+        highest = ranked.pop()
+        high = max(heights[ranked[-1]])
+        low = min(min(heights[label]) for label in ranked)
+        if high == low or max(heights[highest]) - high <= high - low:
+            break
+        found[highest] = highest_of[highest]
+    return found
+
+
+def _values(curve: Curve, series: Series) -> list[float]:
+    """Return what is drawn of a series: finite and, on a logarithmic axis, positive."""
+    found = []
+    for run in series.runs:
+        found += run.curve(curve.split, curve.metric, curve.along)[1]
+    lowest = -math.inf
+    if curve.scale == "log":
+        lowest = 0
+    return [value for value in found if math.isfinite(value) and value > lowest]
+
+
 def _wrapped(label: str, layout: Layout) -> str:
     """Break a label that is longer than a line of the legend."""
     return fill(label, layout.letters - 4, subsequent_indent="  ")
 
 
-def _height(shown: Sequence[Series], layout: Layout) -> float:
+def _height(shown: Sequence[Series], above: Mapping[str, str], layout: Layout) -> float:
     """Return the height of a figure, so that a long legend takes no room from the curves."""
     height = 3.3 + 0.17 * layout.width
     # The count of seeds and the baseline are part of the legend.
-    labels = [f"{one.label} (3 seeds)" for one in shown] + ["baseline"]
+    labels = [f"{one.label} (3 seeds){above.get(one.label, '')}" for one in shown] + ["baseline"]
     lines = sum(_wrapped(label, layout).count("\n") + 1 for label in labels)
     return height + 0.245 * (math.ceil(lines / _columns(labels, layout)) - 1)
 
