@@ -109,7 +109,7 @@ def draw(panel: Panel, curve: Curve, layout: Layout = WIDE) -> Figure:
 
 
 def _above(highest: float) -> str:
-    return f", above the axis: up to {highest:,.3g}"
+    return f", above the axis: up to {highest:,.4g}"
 
 
 def _limit(axes: Axes, curve: Curve, shown: Sequence[Series], above: Mapping[str, str]) -> None:

@@ -19,6 +19,8 @@ from .runs import Run
 from .words import duration, listed, number
 
 TIME = Column("training time", lambda run: run.seconds, duration)
+LONGEST_CLAIM = 40
+"""The most characters of a published result in a cell. Longer ones are a list below the table."""
 
 
 @dataclass(frozen=True)
@@ -58,19 +60,20 @@ class Table:
 def summary(panel: Panel) -> Table:
     """Return a row per series: its numbers over the seeds, and what was published.
 
-    The numbers are of the runs that ended, if any did.
+    The numbers are of the runs that ended, if any did. Long claims are in :func:`claims`.
     """
     columns = [_relative(column, panel) for column in (*panel.description.columns, TIME)]
     heads = ["method", *(column.heading for column in columns)]
-    published = [panel.description.published(one.config) for one in panel.series]
-    if any(published):
+    published = _published(panel)
+    has_column = bool(published) and not claims(panel)
+    if has_column:
         heads.append("published")
     rows = []
-    for one, style, claim in zip(panel.series, styles(panel.series), published, strict=True):
+    for one, style in zip(panel.series, styles(panel.series), strict=True):
         ended = [run for run in one.runs if run.record] or one.runs
         cells = [_over_seeds(column, ended) for column in columns]
-        if any(published):
-            cells.append(Cell(claim or "–", wraps=True))
+        if has_column:
+            cells.append(Cell(published.get(one.label, "–"), wraps=True))
         count = ""
         if len(one.runs) > 1:
             count = one.count
@@ -85,6 +88,19 @@ def summary(panel: Panel) -> Table:
             )
         )
     return Table(heads, rows)
+
+
+def claims(panel: Panel) -> dict[str, str]:
+    """Return what was published of each series, if that is too long for a column."""
+    published = _published(panel)
+    if max(map(len, published.values()), default=0) <= LONGEST_CLAIM:
+        return {}
+    return published
+
+
+def _published(panel: Panel) -> dict[str, str]:
+    found = {one.label: panel.description.published(one.config) for one in panel.series}
+    return {label: claim for label, claim in found.items() if claim}
 
 
 def _open(one: Series) -> str:
