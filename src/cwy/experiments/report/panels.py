@@ -96,12 +96,17 @@ class Panel:
         return [run for series in self.series for run in series.runs]
 
     def drawn(self, curve: Curve) -> list[Series]:
-        """Return the series with something to draw."""
-        return [
-            one
-            for one in self.series
-            if any(run.curve(curve.split, curve.metric, curve.along)[0] for run in one.runs)
-        ]
+        """Return the series with something to draw.
+
+        There are none if every curve is a point: the table has those numbers.
+        """
+        points = {}
+        for one in self.series:
+            curves = [run.curve(curve.split, curve.metric, curve.along)[0] for run in one.runs]
+            points[one.label] = max(map(len, curves))
+        if max(points.values()) < 2:
+            return []
+        return [one for one in self.series if points[one.label]]
 
 
 def arrange(runs: Iterable[Run]) -> list[Panel]:
