@@ -35,6 +35,17 @@ OURS = (
     "#DDCC77",
     "#332288",
 )
+PEERS = (
+    "#666666",
+    "#A6761D",
+    "#D95F02",
+    "#7570B3",
+    "#E7298A",
+    "#1B9E77",
+    "#B2182B",
+    "#66A61E",
+)
+"""The colors of peers: ColorBrewer's "Dark2", and a red. Peers also have open marks and dashes."""
 MARKERS = "osD^vP*X<>hdp"
 LIMIT = {"color": BLUE, "linestyle": (0, (1, 3)), "linewidth": 1.5}
 DASHES = ((0, (5, 2)), (0, (6, 2, 1, 2)), (0, (2, 2)), (0, (9, 2)))
@@ -327,8 +338,8 @@ def limit(found: Sequence[Measurement], baseline: str, kind: str) -> dict[str, f
 def _styles(found: Sequence[Measurement], baseline: str) -> dict[str, dict[str, Any]]:
     """Choose how each entry is drawn.
 
-    Ours are solid and in color, the baseline thick. Peers are gray and thin, each package with its
-    dashes. The floor is dotted.
+    Ours are solid, the baseline thick. Peers are dashed with open marks, each package with its
+    dashes, each entry with its color and mark. The floor is dotted.
     """
     timed = [one for one in found if one.status == "ok"]
     timed.sort(key=lambda one: one.entry != baseline)
@@ -363,8 +374,8 @@ def _our_style(i: int) -> dict[str, Any]:
 
 
 def _peer_style(i: int, dashes: Any) -> dict[str, Any]:
-    shade = str(0.4 + 0.2 * (i % 5) / 4)
-    style = {"color": shade, "linestyle": dashes, "linewidth": 0.9, "markerfacecolor": "none"}
+    color = PEERS[i % len(PEERS)]
+    style = {"color": color, "linestyle": dashes, "linewidth": 1.2, "markerfacecolor": "none"}
     return {**_marker(i), **style}
 
 
