@@ -11,6 +11,7 @@ from typing import Any
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import NullFormatter, NullLocator
 
 from ..._atomic import whole, write
@@ -382,8 +383,10 @@ def _peer_style(i: int, dashes: Any) -> dict[str, Any]:
 def _bars(panel: Panel, baseline: str, layout: Layout) -> Figure:
     found = [panel.at(size) for size in panel.sizes]
     entries = sum(len([one for one in at if one.ranked]) for at in found)
-    height = 0.9 + 0.7 * len(found) + 0.26 * entries
-    figure = Figure(figsize=(layout.width, height), layout="constrained")
+    height = 1.1 + 0.85 * len(found) + 0.26 * entries
+    # The title of a pane stays clear of the axis above it.
+    engine = ConstrainedLayoutEngine(h_pad=0.1)
+    figure = Figure(figsize=(layout.width, height), layout=engine)
     panes = figure.subplots(len(found), 1, squeeze=False).flatten()
     for axes, size, at in zip(panes, panel.sizes, found, strict=True):
         _bars_of_a_size(axes, at, baseline)
@@ -391,6 +394,8 @@ def _bars(panel: Panel, baseline: str, layout: Layout) -> Figure:
     unit = "forward + backward, ms"
     if are_steps(panel.found):
         unit = "a training step, ms"
+    if any(one.ranked and one.entry == baseline for one in panel.found):
+        unit += f"\n(2× is twice the time of {baseline})"
     panes[-1].set_xlabel(unit)
     columns = 5
     if layout.stacked:
