@@ -112,7 +112,7 @@ def picture(place: str, bench: str, form: str) -> str:
 TITLES = {
     "model": "Training steps",
     "matrix": "Forming a matrix",
-    "multiply": "Multiplying by one",
+    "multiply": "Multiplying by Q",
     "stiefel": "A step on the Stiefel manifold",
     "rnn": "Recurrences",
     "figure1c": "Figure 1c: three maps",
