@@ -98,15 +98,22 @@ class Panel:
     def drawn(self, curve: Curve) -> list[Series]:
         """Return the series with something to draw.
 
-        There are none if every curve is a point: the table has those numbers.
+        There are none if every curve is a point and another figure has more: the table has those
+        numbers.
         """
-        points = {}
-        for one in self.series:
-            curves = [run.curve(curve.split, curve.metric, curve.along)[0] for run in one.runs]
-            points[one.label] = max(map(len, curves))
-        if max(points.values()) < 2:
+        others = [one for one in self.description.curves if one is not curve]
+        if self._most_points(curve) == 1 and any(self._most_points(one) > 1 for one in others):
             return []
-        return [one for one in self.series if points[one.label]]
+        return [one for one in self.series if _points(one, curve)]
+
+    def _most_points(self, curve: Curve) -> int:
+        return max(_points(one, curve) for one in self.series)
+
+
+def _points(series: Series, curve: Curve) -> int:
+    """Return the points of the longest curve of a series."""
+    curves = [run.curve(curve.split, curve.metric, curve.along)[0] for run in series.runs]
+    return max(map(len, curves))
 
 
 def arrange(runs: Iterable[Run]) -> list[Panel]:
