@@ -1,8 +1,8 @@
 """Initial values by name: orthogonal matrices to start from, and random reflection vectors.
 
-Each takes a key of ``jax.random`` (all but :func:`identity`), the matrix's shape N x M, how many
-reflections it may use, and the usual batch and dtype. :func:`cwy.jax.householder_vectors` finds the
-vectors and signs of a matrix.
+Each takes a key of ``jax.random``, except :func:`identity`. It also takes the shape N x M of the
+matrix, the number of reflections, a batch and a dtype. :func:`cwy.jax.householder_vectors` finds
+the vectors and signs of a matrix.
 """
 
 from __future__ import annotations

@@ -23,7 +23,10 @@ _REFERENCE = dispatch.Backend(
 dispatch.provide(
     "rollout",
     dispatch.Backend(
-        "cuda", cuda, "float32 up to N = 1024 on a GPU: kernels that hold Q on chip", cuda.why_not
+        "cuda",
+        cuda,
+        "on a GPU: kernels that hold Q on chip, up to N = 1024, in low-rank form 2048",
+        cuda.why_not,
     ),
     dispatch.Backend(
         "cudnn", cudnn, "relu and tanh on a GPU: torch's fused RNN", cudnn.why_not, cudnn.why_pass

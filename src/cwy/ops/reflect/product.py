@@ -161,4 +161,10 @@ def differentiable(
     asked = [x for x, needed in zip(inputs, needs, strict=True) if needed and x is not None]
     y = plain(*inputs)  # pyrefly: ignore[bad-argument-type]
     found = iter(torch.autograd.grad(y, asked, gy, create_graph=True))
-    return tuple(next(found) if needed else None for needed in needs)
+    gradients: list[Tensor | None] = []
+    for needed in needs:
+        if needed:
+            gradients.append(next(found))
+        else:
+            gradients.append(None)
+    return tuple(gradients)
