@@ -12,8 +12,11 @@ from rich.console import Console
 
 import cwy
 from cwy.experiments.engine import task
+from cwy.experiments.engine.display import Display
+from cwy.experiments.engine.distributed import Group
 from cwy.experiments.engine.folder import Folder
 from cwy.experiments.engine.listing import meanings, recipes, table
+from cwy.experiments.engine.loop import Loop
 from cwy.experiments.engine.runner import RunError
 from tests.helpers.cli import cwy as run
 from tests.helpers.cli import program
@@ -265,3 +268,26 @@ def test_at_a_terminal_a_run_foretells_its_time_and_ctrl_c_leaves_everything_in_
     assert re.fullmatch(r"cwy: stopped at step \d+, and saved\. To go on:", stopped)
     assert command == f"    cwy resume {place}"
     assert seen.text.count("━ ") == 1, "the bar is drawn once"
+
+
+def test_learning_rates_warm_up_and_fall():
+    chosen = task.settings("copying/small", assignments=("warmup=4",))
+    copying = task.load("copying")(chosen, torch.device("cpu"))
+    assert [copying.rate(step) for step in range(4)] == [0.25, 0.5, 0.75, 1.0]
+    assert copying.rate(15) == 0.5
+    assert not copying.capturable, "RMSprop reads its rates from numbers"
+
+
+@pytest.mark.parametrize("clip", ["none", "1e-3"])
+def test_gradients_are_clipped_together(clip, tmp_path):
+    texts = ("optimizer=sgd", "lr=1", "orthogonal_lr=1", "iterations=1", f"clip={clip}")
+    chosen = task.settings("copying/small", assignments=texts)
+    loop = Loop(chosen, Folder(tmp_path / "run"), Group("cpu"), Display(None))
+    before = [p.detach().clone() for p in loop.model.parameters()]
+    loop.run()
+    after = [p.detach() for p in loop.model.parameters()]
+    moved = sum((a - b).square().sum() for a, b in zip(after, before, strict=True)).sqrt()
+    if clip == "none":
+        assert moved > 2e-3
+    else:
+        assert moved == pytest.approx(1e-3, rel=1e-3)

@@ -49,6 +49,9 @@ class Config:
         optimizer: "rmsprop", "adam" or "sgd".
         lr, orthogonal_lr: learning rates of the free and of the constrained parameters.
         alpha: smoothing of rmsprop.
+        clip: the largest norm of all gradients together. None clips nothing.
+        warmup: steps in which the learning rates rise from zero, linearly. After them the rates
+            fall with the inverse square root of the step. None holds the rates.
         log_every: steps between two lines of the log. The host synchronizes only then.
         evaluate_every: steps between two evaluations. None is an epoch, or only the end of a run
             whose task has no epochs.
@@ -60,6 +63,8 @@ class Config:
     lr: float = 1e-3
     orthogonal_lr: float = 1e-4
     alpha: float = 0.99
+    clip: float | None = None
+    warmup: int | None = None
     log_every: int = 20
     evaluate_every: int | None = None
     save_every: int = 500

@@ -197,9 +197,7 @@ class Loop:
 
     def _train(self, train: cudagraph.CapturedStep) -> None:
         batch, self.weight = self.group.share(self.task.batch(self.step))
-        rate = self.task.rate(self.step)
-        for group in self.optimizer.param_groups:
-            group["lr"] = group["initial_lr"] * rate
+        optimizers.set_rates(self.optimizer, self.task.rate(self.step))
         train(*batch)
         self.meter.steps += 1
         self.state.step += 1
@@ -223,6 +221,8 @@ class Loop:
         weighted.backward()
         self.guard.screen(loss)
         metrics = {"loss": loss, **metrics, **self.task.watch(self.model)}
+        if self.config.clip is not None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.meter.add(metrics, self.weight)

@@ -25,12 +25,28 @@ REMEMBERED = {
 """The entries that an optimizer's state of a parameter must have, unless it is empty."""
 
 
+def schedulable(config: Config) -> bool:
+    """Return whether the optimizer reads its learning rates from tensors inside a CUDA graph."""
+    return config.optimizer == "adam"
+
+
+def set_rates(optimizer: torch.optim.Optimizer, factor: float) -> None:
+    """Set the learning rates to a multiple of the initial ones. Tensors are written in place."""
+    for group in optimizer.param_groups:
+        rate = group["initial_lr"] * factor
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
+
+
 def build(model: nn.Module, config: Config) -> torch.optim.Optimizer:
     """Return an optimizer with ``lr`` for free and ``orthogonal_lr`` for constrained parameters.
 
     Weights on the manifold get the manifold's own optimizer.
     """
-    on_gpu = next(model.parameters()).is_cuda
+    device = next(model.parameters()).device
+    on_gpu = device.type == "cuda"
     real = all(p.is_floating_point() for p in model.parameters())
     options: dict[str, Any] = {"foreach": True}
     if on_gpu and real and config.optimizer == "adam":
@@ -40,11 +56,15 @@ def build(model: nn.Module, config: Config) -> torch.optim.Optimizer:
         options["capturable"] = on_gpu
     if config.optimizer == "rmsprop":
         options["alpha"] = config.alpha
-    optimizer = for_model(
-        model, config.lr, config.orthogonal_lr, OPTIMIZERS[config.optimizer], **options
-    )
+    lr: float | Tensor = config.lr
+    orthogonal_lr: float | Tensor = config.orthogonal_lr
+    if on_gpu and config.warmup is not None and schedulable(config):
+        # A captured step reads them anew at each replay.
+        lr = torch.tensor(config.lr, device=device)
+        orthogonal_lr = torch.tensor(config.orthogonal_lr, device=device)
+    optimizer = for_model(model, lr, orthogonal_lr, OPTIMIZERS[config.optimizer], **options)
     for group in optimizer.param_groups:
-        group["initial_lr"] = group["lr"]
+        group["initial_lr"] = float(group["lr"])
     return optimizer
 
 

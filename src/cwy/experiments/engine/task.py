@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from .config import Config, ConfigError, choose
+from .optimizers import schedulable
 
 C = TypeVar("C", bound=Config)
 Batch = tuple[Tensor, ...]
@@ -207,12 +209,23 @@ class Task(ABC, Generic[C]):
 
     @property
     def capturable(self) -> bool:
-        """Return whether every step is the same computation, as a CUDA graph needs it."""
-        return type(self).rate is Task.rate
+        """Return whether every step is the same computation, as a CUDA graph needs it.
+
+        Learning rates may change if the optimizer holds them as tensors, see :func:`schedulable`.
+        """
+        if type(self).rate is not Task.rate:
+            return False
+        return self.config.warmup is None or schedulable(self.config)
 
     def rate(self, step: int) -> float:
-        """Return the factor of the learning rates at a step."""
-        return 1.0
+        """Return the factor of the learning rates at a step, which counts from 0."""
+        warmup = self.config.warmup
+        if warmup is None:
+            return 1.0
+        number = step + 1
+        if number < warmup:
+            return number / warmup
+        return math.sqrt(warmup / number)
 
     def after_step(self, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
         """React to a step that was taken. ``step`` counts it."""
