@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from cwy.experiments.engine import task
+from cwy.experiments.nmt.cells import GatedCell
 from cwy.experiments.nmt.decode import decode
 from cwy.experiments.nmt.model import Translator
 from cwy.experiments.nmt.recipes import paper
@@ -27,6 +28,16 @@ METHODS = [
     ("rnn", None),
     ("gru", None),
     ("lstm", None),
+]
+
+
+SETTINGS = [
+    ("cwy", {"gate": True}),
+    ("cwy", {"gate": True, "nonlinearity": "modrelu"}),
+    ("cwy", {"input_bias": False}),
+    ("rnn", {"input_bias": False}),
+    ("gru", {"input_bias": False}),
+    ("lstm", {"input_bias": False, "input_scale": 3.0}),
 ]
 
 
@@ -46,29 +57,51 @@ def before(target):
     return nn.functional.pad(target[:, :-1], (1, 0), value=START)
 
 
+def advanced(cell, x, state):
+    """One step of a cell of torch or of cwy.nn, or of one of these and its gate."""
+    if not isinstance(cell, GatedCell):
+        return cell(x, state)
+    gate = torch.sigmoid(cell.gate(x) + cell.gate_state(state))
+    return (1 - gate) * state + gate * cell.core(x, state)
+
+
+def encoded(core, x):
+    """The states of all words ``x (T, inputs)``, and the last state."""
+    if isinstance(core, GatedCell):
+        states = [x.new_zeros(1, core.core.hidden_size)]
+        for word in x:
+            states.append(advanced(core, word.unsqueeze(0), states[-1]))
+        return torch.cat(states[1:]), states[-1]
+    if isinstance(core, nn.LSTM):
+        x = torch.cat([x, x.new_zeros(len(x), 1)], -1)
+    states, last = core(x.unsqueeze(1))
+    return states.squeeze(1), tuple(part[0] for part in last) if isinstance(last, tuple) else last[
+        0
+    ]
+
+
 def defined(model, source, given):
     """The paper's equations for one sentence without padding, with the cells of torch and of
     cwy.nn.
     """
-    x = model.source(source)
-    if isinstance(model.encoder.core, nn.LSTM):
-        x = torch.cat([x, x.new_zeros(len(x), 1)], -1)
-    states, last = model.encoder.core(x.unsqueeze(1))
-    states = states.squeeze(1)
-    state = tuple(part[0] for part in last) if isinstance(last, tuple) else last[0]
+    states, state = encoded(model.encoder.core, model.source(source))
     logits, maps = [], []
     for word in given:
         h = state[0] if isinstance(state, tuple) else state
         weights = (torch.tanh(model.keys(states) + model.query(h)) @ model.score).softmax(0)
-        state = model.decoder(torch.cat([weights @ states, model.target(word)]).unsqueeze(0), state)
+        x = torch.cat([weights @ states, model.target(word)]).unsqueeze(0)
+        state = advanced(model.decoder, x, state)
         logits.append(model.readout(state[0] if isinstance(state, tuple) else state))
         maps.append(weights)
     return torch.cat(logits), torch.stack(maps)
 
 
-@pytest.mark.parametrize(("method", "reflections"), METHODS)
-def test_a_padded_batch_is_the_definition_sentence_by_sentence(method, reflections):
-    model = translator(method, reflections)
+@pytest.mark.parametrize(
+    ("method", "reflections", "more"),
+    [(*one, {}) for one in METHODS] + [(method, None, more) for method, more in SETTINGS],
+)
+def test_a_padded_batch_is_the_definition_sentence_by_sentence(method, reflections, more):
+    model = translator(method, reflections, **more)
     source, target = sentences([4, 1, 6], 9), sentences([3, 5, 2], 8)
     logits, maps = model(source, before(target)), model.attention(source, before(target))
     real, cost, expected = source != PAD, 0, 0
@@ -208,15 +241,32 @@ def _gradients(model, source, target):
     )
 
 
-def test_only_the_small_recipe_starts_with_small_embeddings():
-    recipes = task.load("nmt").recipes
-    assert {name for name, recipe in recipes.items() if recipe("cwy").embedding_scale != 1} == {
-        "small"
+def test_a_start_is_scaled_where_it_is_set():
+    def drawn(**more):
+        torch.manual_seed(0)
+        return translator("lstm", **more).state_dict()
+
+    full = drawn()
+    scaled = drawn(embedding_scale=0.05, input_scale=3.0, zero_readout=True)
+    factors = {
+        "source.weight": 0.05,
+        "target.weight": 0.05,
+        "encoder.core.weight_ih_l0": 3.0,
+        "decoder.weight_ih": 3.0,
+        "readout.weight": 0.0,
+        "readout.bias": 0.0,
     }
-    torch.manual_seed(0)
-    full = translator().state_dict()
-    torch.manual_seed(0)
-    small = translator(embedding_scale=0.05).state_dict()
     for key, value in full.items():
-        scale = 0.05 if key in ("source.weight", "target.weight") else 1
-        torch.testing.assert_close(small[key], (value * scale).to(value.dtype), rtol=1e-12, atol=0)
+        expected = value * factors.get(key, 1)
+        if key == "encoder.core.weight_ih_l0":
+            # The column that marks padding stays.
+            expected[:, -1] = value[:, -1]
+        torch.testing.assert_close(scaled[key], expected.to(value.dtype), rtol=1e-12, atol=0)
+
+
+def test_dropout_is_for_training():
+    model = translator(dropout=0.5)
+    source, target = sentences([4, 1, 6], 9), sentences([3, 5, 2], 8)
+    assert not torch.equal(model(source, before(target)), model(source, before(target)))
+    model.eval()
+    assert torch.equal(model(source, before(target)), model(source, before(target)))

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from ..._torch import fused_gru_cell, fused_lstm_cell
 from ...nn import OrthogonalRNN, OrthogonalRNNCell
 from ...ops.recurrence.nonlinearities import NONLINEARITIES
-from ..recurrent import BASELINES, RecurrentConfig, check_baseline, raw_length
+from ..recurrent import BASELINES, check_baseline, raw_length
+from .recipes import NmtConfig
+from .shared import Shared
 
 CELLS: dict[str, Callable[..., nn.RNNCellBase]] = {
     "rnn": nn.RNNCell,
@@ -35,47 +37,84 @@ class Encoder(nn.Module):
         ``real (B, T)`` is true up to that end.
     """
 
-    def __init__(
-        self, method: str, config: RecurrentConfig, inputs: int, dtype: torch.dtype
-    ) -> None:
+    def __init__(self, method: str, config: NmtConfig, inputs: int, dtype: torch.dtype) -> None:
         super().__init__()
-        n = config.hidden_size
-        self.core: nn.Module
-        if method not in BASELINES:
-            options = _orthogonal_options(method, config, dtype)
-            self.core = OrthogonalRNN(inputs, n, **options)
-            return
-        check_baseline(method, config)
-        if method == "lstm":
-            self.core = _padded_lstm(inputs, n, dtype)
-        else:
-            options = _baseline_options(method, config)
-            self.core = BASELINES[method](inputs, n, dtype=dtype, **options)
+        self.core = _encoder_core(method, config, inputs, dtype)
 
     def forward(self, x: Tensor, real: Tensor) -> tuple[Tensor, State]:
-        is_lstm = isinstance(self.core, nn.LSTM)
-        if is_lstm:
+        if isinstance(self.core, GatedCell):
+            states = _rolled(step(self.core), x)
+            return states, (_at_end(states, real),)
+        if isinstance(self.core, nn.LSTM):
             x = torch.cat([x, ~real.mT.unsqueeze(-1)], -1)
-        states, last = self.core(x)
-        end = (real.sum(1) - 1).view(1, -1, 1).expand(1, -1, states.shape[-1])
-        h = states.gather(0, end).squeeze(0)
-        if is_lstm:
-            _, c = last
-            return states, (h, c.squeeze(0))
-        return states, (h,)
+            states, (_, c) = self.core(x)
+            return states, (_at_end(states, real), c.squeeze(0))
+        states, _ = self.core(x)
+        return states, (_at_end(states, real),)
 
 
-def _padded_lstm(inputs: int, n: int, dtype: torch.dtype) -> nn.LSTM:
+def _at_end(states: Tensor, real: Tensor) -> Tensor:
+    """Return the states ``(B, N)`` at the ends of the sentences."""
+    end = (real.sum(1) - 1).view(1, -1, 1).expand(1, -1, states.shape[-1])
+    return states.gather(0, end).squeeze(0)
+
+
+def _encoder_core(method: str, config: NmtConfig, inputs: int, dtype: torch.dtype) -> nn.Module:
+    """Return the network that reads sentences, with its input map scaled."""
+    n = config.hidden_size
+    if config.gate:
+        return cell(method, config, inputs, dtype)
+    if method not in BASELINES:
+        core = OrthogonalRNN(inputs, n, **_orthogonal_options(method, config, dtype))
+        _scale(core.weight_ih_l0, config)
+        return core
+    check_baseline(method, config)
+    if method == "lstm":
+        return _padded_lstm(config, inputs, dtype)
+    core = BASELINES[method](inputs, n, dtype=dtype, **_baseline_options(method, config))
+    _scale(core.weight_ih_l0, config)
+    return core
+
+
+def _padded_lstm(config: NmtConfig, inputs: int, dtype: torch.dtype) -> nn.LSTM:
     """Return an LSTM with one more input, which is 1 for padding and then keeps the cell.
 
     It closes the input gate and opens the forget gate. Both gates are saturated, so that no
     gradient ever moves its column of the weights.
     """
-    core = nn.LSTM(inputs + 1, n, dtype=dtype)
+    n = config.hidden_size
+    core = nn.LSTM(inputs + 1, n, bias=config.input_bias, dtype=dtype)
+    _scale(core.weight_ih_l0, config)
     gates = torch.tensor([-SATURATED, SATURATED, 0, 0], dtype=dtype)
     with torch.no_grad():
         cast(Tensor, core.weight_ih_l0)[:, -1].copy_(gates.repeat_interleave(n))
     return core
+
+
+@torch.no_grad()
+def _scale(weight: Any, config: NmtConfig) -> None:
+    """Multiply an initial input map by the setting ``input_scale``."""
+    weight.mul_(config.input_scale)
+
+
+class GatedCell(nn.Module):
+    r"""Mix the old state and that of an orthogonal cell by a gate.
+
+    $$ z_t = \sigma(W_z x_t + U_z h_{t-1} + b_z), \quad
+       h_t = (1 - z_t) \odot h_{t-1} + z_t \odot f(Q h_{t-1} + W x_t + b). $$
+
+    Args:
+        core: the orthogonal cell.
+        inputs: features of x.
+        dtype: of the gate.
+    """
+
+    def __init__(self, core: OrthogonalRNNCell, inputs: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        n = core.hidden_size
+        self.core = core
+        self.gate = nn.Linear(inputs, n, dtype=dtype)
+        self.gate_state = nn.Linear(n, n, bias=False, dtype=dtype)
 
 
 class Step(NamedTuple):
@@ -94,23 +133,33 @@ class Step(NamedTuple):
     advance: Callable[[Tensor, Tensor, State], State]
 
 
-def cell(method: str, config: RecurrentConfig, inputs: int, dtype: torch.dtype) -> nn.Module:
+def cell(method: str, config: NmtConfig, inputs: int, dtype: torch.dtype) -> nn.Module:
     """Return the decoder's cell, with parameters named as in torch."""
     if method not in BASELINES:
         options = _orthogonal_options(method, config, dtype)
-        return OrthogonalRNNCell(inputs, config.hidden_size, **options)
+        core = OrthogonalRNNCell(inputs, config.hidden_size, **options)
+        _scale(core.weight_ih, config)
+        if config.gate:
+            return GatedCell(core, inputs, dtype)
+        return core
+    check_baseline(method, config)
     options = _baseline_options(method, config)
-    return CELLS[method](inputs, config.hidden_size, dtype=dtype, **options)
+    plain = CELLS[method](inputs, config.hidden_size, dtype=dtype, **options)
+    _scale(plain.weight_ih, config)
+    return plain
 
 
 def step(core: nn.Module) -> Step:
     """Read the weights of a cell for all steps of a sentence. Q is formed once, here."""
+    if isinstance(core, GatedCell):
+        return _gated_step(core)
+    if isinstance(core, OrthogonalRNNCell):
+        return _orthogonal_step(core)
     weight = cast(Tensor, core.weight_ih)
     transition = cast(Tensor, core.weight_hh)
-    bias_ih = cast(Tensor, core.bias_ih)
-    if isinstance(core, OrthogonalRNNCell):
-        return _orthogonal_step(core, weight, bias_ih, transition)
-    bias_hh = cast(Tensor, core.bias_hh)
+    # None without biases.
+    bias_ih = cast(Tensor | None, core.bias_ih)
+    bias_hh = cast(Tensor | None, core.bias_hh)
     if isinstance(core, nn.GRUCell):
 
         def advance(x: Tensor, r: Tensor, state: State) -> State:
@@ -124,49 +173,103 @@ def step(core: nn.Module) -> Step:
 
         return Step(weight, None, transition, advance)
     f = {"tanh": torch.tanh, "relu": torch.relu}[cast(nn.RNNCell, core).nonlinearity]
-    return Step(weight, bias_ih + bias_hh, transition, lambda x, r, state: (f(x + r),))
+    bias = None
+    if bias_ih is not None and bias_hh is not None:
+        bias = bias_ih + bias_hh
+    return Step(weight, bias, transition, lambda x, r, state: (f(x + r),))
 
 
-def _orthogonal_step(
-    core: OrthogonalRNNCell, weight: Tensor, bias: Tensor, transition: Tensor
-) -> Step:
+def _orthogonal_step(core: OrthogonalRNNCell) -> Step:
     f = NONLINEARITIES[cast(str, core.nonlinearity)]
+    bias = getattr(core, "bias_ih", None)
+    threshold = None
     if f.threshold:
-        # The bias is the nonlinearity's threshold.
-        return Step(weight, None, transition, lambda x, r, state: (f.define(x + r, bias),))
-    return Step(weight, bias, transition, lambda x, r, state: (f.define(x + r, None),))
+        threshold = bias
+        bias = None
+    return Step(
+        core.weight_ih,
+        bias,
+        core.weight_hh,
+        lambda x, r, state: (f.define(x + r, threshold),),
+    )
 
 
-def _gru(x: Tensor, r: Tensor, state: State, bias_ih: Tensor, bias_hh: Tensor) -> State:
+def _gated_step(core: GatedCell) -> Step:
+    """Stack the cell on its gate, so that one product serves both."""
+    plain = _orthogonal_step(core.core)
+    bias = plain.bias
+    if bias is None:
+        bias = torch.zeros_like(core.gate.bias)
+
+    def advance(x: Tensor, r: Tensor, state: State) -> State:
+        (h,) = state
+        x_new, x_gate = x.chunk(2, -1)
+        r_new, r_gate = r.chunk(2, -1)
+        (new,) = plain.advance(x_new, r_new, state)
+        return (torch.lerp(h, new, torch.sigmoid(x_gate + r_gate)),)
+
+    return Step(
+        torch.cat([plain.weight, core.gate.weight]),
+        torch.cat([bias, core.gate.bias]),
+        torch.cat([plain.transition, core.gate_state.weight]),
+        advance,
+    )
+
+
+def _rolled(core: Step, x: Tensor) -> Tensor:
+    """Return the states ``(T, B, N)`` of a cell over ``x (T, B, inputs)``, from zero."""
+    inputs = nn.functional.linear(x, core.weight, core.bias)
+    times = Shared(core.transition.mT)
+    h = x.new_zeros(x.shape[1], core.transition.shape[-1])
+    states = []
+    for row in inputs:
+        (h,) = core.advance(row, times(h), (h,))
+        states.append(h)
+    return torch.stack(states)
+
+
+def _gru(
+    x: Tensor, r: Tensor, state: State, bias_ih: Tensor | None, bias_hh: Tensor | None
+) -> State:
     (h,) = state
     if x.is_cuda:
         return (fused_gru_cell(x, r, h, bias_ih, bias_hh)[0],)
-    x_reset, x_update, x_new = (x + bias_ih).chunk(3, -1)
-    h_reset, h_update, h_new = (r + bias_hh).chunk(3, -1)
+    if bias_ih is not None and bias_hh is not None:
+        x = x + bias_ih
+        r = r + bias_hh
+    x_reset, x_update, x_new = x.chunk(3, -1)
+    h_reset, h_update, h_new = r.chunk(3, -1)
     reset = torch.sigmoid(x_reset + h_reset)
     update = torch.sigmoid(x_update + h_update)
     return (torch.lerp(torch.tanh(x_new + reset * h_new), h, update),)
 
 
-def _lstm(x: Tensor, r: Tensor, state: State, bias_ih: Tensor, bias_hh: Tensor) -> State:
+def _lstm(
+    x: Tensor, r: Tensor, state: State, bias_ih: Tensor | None, bias_hh: Tensor | None
+) -> State:
     _, c = state
     if x.is_cuda:
         return fused_lstm_cell(x, r, c, bias_ih, bias_hh)[:2]
-    i, f, g, o = (x + r + (bias_ih + bias_hh)).chunk(4, -1)
+    total = x + r
+    if bias_ih is not None and bias_hh is not None:
+        total = total + (bias_ih + bias_hh)
+    i, f, g, o = total.chunk(4, -1)
     c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
     return torch.sigmoid(o) * torch.tanh(c), c
 
 
-def _baseline_options(method: str, config: RecurrentConfig) -> dict[str, Any]:
+def _baseline_options(method: str, config: NmtConfig) -> dict[str, Any]:
     """Return the options of a baseline. Only "rnn" takes a nonlinearity."""
+    options: dict[str, Any] = {"bias": config.input_bias}
     if method == "rnn":
-        return {"nonlinearity": config.nonlinearity}
-    return {}
+        options["nonlinearity"] = config.nonlinearity
+    return options
 
 
-def _orthogonal_options(method: str, config: RecurrentConfig, dtype: torch.dtype) -> dict[str, Any]:
+def _orthogonal_options(method: str, config: NmtConfig, dtype: torch.dtype) -> dict[str, Any]:
     return {
         "nonlinearity": config.nonlinearity,
+        "bias": config.input_bias,
         "dtype": dtype,
         "method": method,
         "reflections": config.reflections,

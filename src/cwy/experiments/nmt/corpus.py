@@ -6,6 +6,7 @@ import hashlib
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,6 +42,7 @@ class Content(NamedTuple):
 class _Split(NamedTuple):
     train: list[Pair]
     held_out: list[Pair]
+    test: list[Pair]
 
 
 @dataclass(frozen=True)
@@ -48,11 +50,17 @@ class Corpus:
     """Training pairs and held-out pairs, none in both, and the words of the training pairs.
 
     Attributes:
+        train: the pairs to train on.
+        held_out: the pairs on which epochs are compared.
+        test: the pairs that are not trained on in any case. They are the held-out pairs unless
+            there are validation pairs.
+        vocabularies: the words of the training pairs.
         facts: the record's entries about the data.
     """
 
     train: list[Pair]
     held_out: list[Pair]
+    test: list[Pair]
     vocabularies: Vocabularies
     facts: dict[str, Any]
 
@@ -72,7 +80,7 @@ class Corpus:
     @property
     def longest(self) -> Lengths:
         """Return the lengths of the longest source and of the longest target."""
-        pairs = [*self.train, *self.held_out]
+        pairs = [*self.train, *self.held_out, *self.test]
         source = max(len(pair.source) for pair in pairs)
         target = max(len(pair.target) for pair in pairs)
         return Lengths(source + 1, target + 1)
@@ -86,22 +94,39 @@ def load(config: NmtConfig, seed: int) -> Corpus:
     else:
         name = config.file
         content = _bytes(Path(config.file))
-    found = read(content, name, config.columns)
+    wanted = _Wanted(config.columns, config.pairs, config.validation, config.min_count, seed)
+    return _corpus(content, name, wanted)
+
+
+class _Wanted(NamedTuple):
+    """Hold the settings that the corpus of a run depends on."""
+
+    columns: str
+    pairs: int | None
+    validation: float | None
+    min_count: int
+    seed: int
+
+
+@lru_cache(maxsize=1)
+def _corpus(content: bytes, name: str, wanted: _Wanted) -> Corpus:
+    """Make a corpus. The last one is remembered, for runs that follow each other in a process."""
+    found = read(content, name, wanted.columns)
     distinct = list(dict.fromkeys(found.pairs))
-    random.Random(seed).shuffle(distinct)  # noqa: S311
-    chosen = distinct[: config.pairs]
-    split = _split(chosen, config.validation)
+    random.Random(wanted.seed).shuffle(distinct)  # noqa: S311
+    chosen = distinct[: wanted.pairs]
+    split = _split(chosen, wanted.validation)
     if not split.held_out or not split.train:
         raise DataError(
             f"{name} has too few different pairs, {len(chosen)}, "
             "to train on some and to hold out others."
         )
     vocabularies = Vocabularies(
-        source=Vocabulary.of(_sources(split.train), config.min_count),
-        target=Vocabulary.of(_targets(split.train), config.min_count),
+        source=Vocabulary.of(_sources(split.train), wanted.min_count),
+        target=Vocabulary.of(_targets(split.train), wanted.min_count),
     )
     part = "test"
-    if config.validation is not None:
+    if wanted.validation is not None:
         part = "validation"
     facts = {
         "file": name,
@@ -113,7 +138,7 @@ def load(config: NmtConfig, seed: int) -> Corpus:
         part: len(split.held_out),
         **_word_facts(chosen, split, vocabularies),
     }
-    return Corpus(split.train, split.held_out, vocabularies, facts)
+    return Corpus(split.train, split.held_out, split.test, vocabularies, facts)
 
 
 def _split(pairs: list[Pair], validation: float | None) -> _Split:
@@ -121,9 +146,9 @@ def _split(pairs: list[Pair], validation: float | None) -> _Split:
     count = round(TEST * len(pairs))
     test, train = pairs[:count], pairs[count:]
     if validation is None:
-        return _Split(train=train, held_out=test)
+        return _Split(train=train, held_out=test, test=test)
     count = round(validation * len(train))
-    return _Split(train=train[count:], held_out=train[:count])
+    return _Split(train=train[count:], held_out=train[:count], test=test)
 
 
 def _word_facts(

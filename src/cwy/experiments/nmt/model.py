@@ -71,10 +71,14 @@ class Translator(nn.Module):
         self.query = nn.Linear(n, n, bias=False, dtype=dtype)
         self.score = nn.Parameter(torch.empty(n, dtype=dtype).uniform_(-(n**-0.5), n**-0.5))
         self.readout = nn.Linear(n, len(self.vocabularies.target), dtype=dtype)
+        if config.zero_readout:
+            nn.init.zeros_(self.readout.weight)
+            nn.init.zeros_(self.readout.bias)
+        self.dropout = nn.Dropout(config.dropout or 0.0)
 
     def forward(self, source: Tensor, given: Tensor) -> Tensor:
         states, _ = self._rolled(source, given)
-        return self.readout(states)
+        return self.readout(self.dropout(states))
 
     def attention(self, source: Tensor, given: Tensor) -> Tensor:
         """Return the attention ``(B, T, S)`` to the source's words before each word."""
@@ -97,7 +101,7 @@ class Translator(nn.Module):
     def read(self, source: Tensor) -> tuple[State, Reader]:
         """Encode ``source (B, S)``. Return the decoder's first state, and its steps."""
         real = source != PAD
-        states, state = self.encoder(self.source(source.mT), real)
+        states, state = self.encoder(self.dropout(self.source(source.mT)), real)
         states = states.transpose(0, 1)
         core = step(self.decoder)
         values = nn.functional.linear(states, core.weight[:, : states.shape[-1]])
@@ -151,7 +155,8 @@ class Reader:
     def inputs(self, words: Tensor) -> Tensor:
         """Return the words' part ``(*, K)`` of the cell's input."""
         weight = self._core.weight[:, -self._model.target.embedding_dim :]
-        return nn.functional.linear(self._model.target(words), weight, self._core.bias)
+        embedded = self._model.dropout(self._model.target(words))
+        return nn.functional.linear(embedded, weight, self._core.bias)
 
     def advance(self, x: Tensor, state: State) -> tuple[State, Tensor]:
         """Advance by a word ``(B, K)``. Return the next state and the attention ``(B, 1, S)``."""

@@ -20,12 +20,19 @@ class NmtConfig(RecurrentConfig):
         file: tab-separated pairs in UTF-8. None is Tatoeba, column 1 English and column 2 Spanish.
         columns: which column is translated into which.
         pairs: number of distinct pairs to use, drawn by the seed. None is all.
-        validation: fraction of the training pairs to hold out in place of the test pairs, for
-            example to choose a learning rate.
+        validation: fraction of the training pairs to hold out. Epochs are then compared on these
+            pairs, and the best one is tested at the end. None compares epochs on the test pairs.
+        final_test: whether a run with validation pairs is tested at the end. Runs that choose a
+            setting leave it out.
         min_count: how often a word must occur in the training pairs to be known. The others are
             one unknown word.
         embedding_size: features per word.
         embedding_scale: standard deviation of the initial embeddings.
+        input_scale: factor of the initial input maps of encoder and decoder.
+        input_bias: whether the recurrences have a bias.
+        zero_readout: whether the readout starts at zero.
+        gate: whether a gate mixes each new state with the old one. For orthogonal methods.
+        dropout: fraction of embeddings and of the readout's inputs that are zeroed in training.
         epochs: passes over the training pairs.
         bucket: lengths are padded to multiples of this.
         test_batch_size: pairs per batch of an evaluation.
@@ -35,9 +42,15 @@ class NmtConfig(RecurrentConfig):
     columns: str = field(default="2-1", metadata={"choices": ("2-1", "1-2")})
     pairs: int | None = None
     validation: float | None = None
+    final_test: bool = True
     min_count: int = 2
     embedding_size: int = 256
     embedding_scale: float = 1.0
+    input_scale: float = 1.0
+    input_bias: bool = True
+    zero_readout: bool = False
+    gate: bool = False
+    dropout: float | None = None
     epochs: int = 10
     bucket: int = 2
     test_batch_size: int = 512
@@ -46,6 +59,13 @@ class NmtConfig(RecurrentConfig):
         super().__post_init__()
         if self.validation is not None and self.validation >= 1:
             raise ConfigError(f"validation must be a part, below 1, got {self.validation}.")
+        if self.dropout is not None and self.dropout >= 1:
+            raise ConfigError(f"dropout must be a part, below 1, got {self.dropout}.")
+        if self.nonlinearity == "modrelu" and not self.input_bias:
+            raise ConfigError(
+                "input_bias can't be false for modrelu, whose threshold the bias is. "
+                "Choose another nonlinearity."
+            )
 
     def with_settings(self, assignments: Iterable[str]) -> Self:
         made = super().with_settings(assignments)

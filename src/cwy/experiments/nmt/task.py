@@ -14,9 +14,10 @@ from torch.nn.functional import cross_entropy, pad
 
 from ...parametrizations import METHODS
 from ..data import DataError
+from ..engine.config import ConfigError
 from ..engine.task import Batch, Best, Settings
 from ..recurrent import BASELINES, RecurrentTask
-from .buckets import PlannedBatch, count_batches, make_buckets, padded, plan
+from .buckets import Bucket, PlannedBatch, count_batches, make_buckets, padded, plan
 from .corpus import Pair, load
 from .decode import decode
 from .model import Translator
@@ -33,7 +34,9 @@ class Translation(RecurrentTask):
 
     An evaluation gives the loss per word and its perplexity. It also gives the paper's measures:
     the loss over targets padded to the longest of the corpus, and perplexity 2^loss. The last
-    evaluation adds BLEU of greedy translations by sacrebleu.
+    evaluation of the test pairs adds BLEU of greedy translations by sacrebleu.
+
+    A run with validation pairs is evaluated on these. The epoch with the lowest loss is tested.
     """
 
     name = "nmt"
@@ -46,23 +49,25 @@ class Translation(RecurrentTask):
         super().__init__(settings, device)
         if find_spec("sacrebleu") is None:
             raise DataError('translation needs sacrebleu. To install: pip install "cwy[nmt]"')
+        if self.config.gate and settings.method in BASELINES:
+            raise ConfigError(
+                f"gate is a setting of orthogonal methods, which {settings.method} is not. "
+                "Leave it out."
+            )
         self.corpus = load(self.config, settings.seed)
-        self.train = make_buckets(
-            self.corpus.train,
-            self.corpus.vocabularies,
-            width=self.config.bucket,
-            at_least=self.config.batch_size,
-            device=device,
-        )
-        self.held_out = make_buckets(
-            self.corpus.held_out,
-            self.corpus.vocabularies,
-            width=self.config.bucket,
-            at_least=self.config.test_batch_size,
-            device=device,
-        )
+        self.train = self._buckets(self.corpus.train, self.config.batch_size)
+        self.held_out = self._buckets(self.corpus.held_out, self.config.test_batch_size)
         self._planned_epoch = -1
         self._plan: list[PlannedBatch] = []
+
+    def _buckets(self, pairs: Sequence[Pair], at_least: int) -> list[Bucket]:
+        return make_buckets(
+            pairs,
+            self.corpus.vocabularies,
+            width=self.config.bucket,
+            at_least=at_least,
+            device=self.device,
+        )
 
     @classmethod
     def methods(cls) -> list[str]:
@@ -104,28 +109,48 @@ class Translation(RecurrentTask):
         return (_costs(model, source, target) * weight).mean(), {}
 
     def evaluate(self, model: nn.Module) -> dict[str, dict[str, float]]:
+        return {self._part: self._measured(model, self.held_out)}
+
+    def at_end(self, model: nn.Module) -> dict[str, dict[str, float]]:
+        if self.config.validation is not None:
+            # Only the best epoch is tested, see conclude.
+            return {}
+        return {"test": {"bleu": self._bleu(model)}}
+
+    def conclude(self, model: nn.Module) -> tuple[dict[str, dict[str, float]], dict[str, bytes]]:
+        if self.config.validation is None or not self.config.final_test:
+            return {}, {}
+        buckets = self._buckets(self.corpus.test, self.config.test_batch_size)
+        found = self._measured(model, buckets)
+        found["bleu"] = self._bleu(model)
+        return {"test": found}, {}
+
+    def _measured(self, model: nn.Module, buckets: Sequence[Bucket]) -> dict[str, float]:
+        """Return the losses over all pairs of some buckets."""
         total = torch.zeros((), dtype=torch.float64, device=self.device)
-        words = 0
-        for bucket in self.held_out:
+        words = torch.zeros((), dtype=torch.int64, device=self.device)
+        pairs = 0
+        for bucket in buckets:
             for source, target in bucket.batches(self.config.test_batch_size):
                 self.heed()
                 total += _costs(model, source, target).double().sum()
                 words += (target != PAD).sum()
+                pairs += len(target)
         loss = float(total / words)
-        paper_loss = float(total) / (len(self.corpus.held_out) * self.corpus.longest.target)
-        metrics = {
+        paper_loss = float(total) / (pairs * self.corpus.longest.target)
+        return {
             "loss": loss,
             # Capped, so that a diverging run overflows no float.
             "perplexity": math.exp(min(loss, 500)),
             "paper_loss": paper_loss,
             "paper_perplexity": 2 ** min(paper_loss, 500),
         }
-        return {self._part: metrics}
 
-    def at_end(self, model: nn.Module) -> dict[str, dict[str, float]]:
+    def _bleu(self, model: nn.Module) -> float:
+        """Return BLEU of greedy translations of the test pairs."""
         from sacrebleu import corpus_bleu
 
-        pairs = sorted(self.corpus.held_out, key=lambda pair: len(pair.source))
+        pairs = sorted(self.corpus.test, key=lambda pair: len(pair.source))
         size = self.config.test_batch_size
         translations: list[str] = []
         for first in range(0, len(pairs), size):
@@ -134,8 +159,7 @@ class Translation(RecurrentTask):
         # The references keep words that are not in the vocabulary.
         references = [" ".join(pair.target) for pair in pairs]
         # force: the text is split into words on purpose.
-        bleu = corpus_bleu(translations, [references], force=True)
-        return {self._part: {"bleu": bleu.score}}
+        return corpus_bleu(translations, [references], force=True).score
 
     def _translate(self, model: nn.Module, pairs: Sequence[Pair]) -> list[str]:
         """Return greedy translations of the sources."""
