@@ -13,6 +13,7 @@ import pytest
 import torch
 from matplotlib.image import imread
 
+from cwy.experiments import sweeps
 from cwy.experiments.data import DataError, fetch, inspect
 from cwy.experiments.data.sets import TATOEBA
 from cwy.experiments.engine import task
@@ -22,6 +23,7 @@ from cwy.experiments.engine.distributed import Group
 from cwy.experiments.engine.folder import Folder
 from cwy.experiments.engine.loop import Loop
 from cwy.experiments.engine.runner import RunError
+from cwy.experiments.nmt import sweep
 from cwy.experiments.nmt.corpus import load, read
 from cwy.experiments.nmt.model import data_of
 from cwy.experiments.nmt.recipes import paper
@@ -31,6 +33,7 @@ from cwy.experiments.nmt.text import PAD
 from cwy.experiments.nmt.translate import translate
 from cwy.experiments.report import find_runs, write
 from cwy.experiments.report.panels import arrange
+from cwy.experiments.sweeps import Place, Planned, train
 from tests.helpers.cli import COMMAND, cwy, run, start
 from tests.helpers.runs import numbers, resume, same, until, weights
 from tests.helpers.sample_runs import CONFIG, write_run
@@ -425,6 +428,75 @@ def test_the_report_holds_times_against_the_lstm_and_the_paper(tmp_path):
     assert "<td>0.78</td>" in page
 
 
+TINY = (
+    "pairs=none",
+    "hidden_size=16",
+    "embedding_size=8",
+    "batch_size=32",
+    "reflections=none",
+    "epochs=2",
+)
+
+
+def test_a_sweep_tunes_on_validation_pairs_and_tests_the_best_epoch(pairs, tmp_path):
+    tiny = (f"file={pairs}", *TINY)
+    network = sweep.Network("tiny", "cwy", ("nonlinearity=relu",), points=2, seeds=(3,))
+    wild = sweep.Network("wild", "rnn", ("nonlinearity=relu", "lr=1e30"), points=0)
+    place = Place(tmp_path)
+    trials = [replace(run, settings=(*run.settings, *tiny)) for run in sweep.trials([network])]
+    wild_run = Planned("wild", "nmt/paper", "rnn", 0, (*wild.settings, *tiny))
+    ended = list(train([*trials, wild_run], place, processes=2))
+    assert sum("finished" in line for line in ended) == 2
+    assert sum("wild: diverged" in line for line in ended) == 1
+    losses = []
+    for trial in trials:
+        record = sweeps.read(tmp_path, trial)
+        assert "test" not in record["final"], "the choice never sees the test pairs"
+        losses.append(record["best"]["value"])
+        assert sorted(path.name for path in (tmp_path / trial.folder).iterdir()) == [
+            "config.json",
+            "metrics.jsonl",
+            "record.json",
+        ]
+    points = sweep.chosen(tmp_path, [network, wild])
+    assert points == {"tiny": losses.index(min(losses))}
+    (final,) = sweep.finals([network, wild], points, seeds=(0, 3))
+    assert set(sweep.point(points["tiny"], network)) <= set(final.settings)
+    final = replace(final, settings=(*final.settings, *tiny, "epochs=3"))
+    assert "finished" in next(train([final], place, processes=1))
+    record = sweeps.read(tmp_path, final)
+    rows = [
+        json.loads(line)
+        for line in (tmp_path / final.folder / "metrics.jsonl").read_text().splitlines()
+    ]
+    by_epoch = [row["loss"] for row in rows if row["split"] == "validation"]
+    assert len(by_epoch) == 3
+    assert record["best"]["value"] == min(by_epoch)
+    assert {"loss", "bleu", "paper_loss"} <= record["final"]["test"].keys()
+    assert "was finished" in next(train([final], place, processes=1))
+    over = replace(place, end=0.0)
+    later = replace(final, folder="later")
+    assert "the time was over" in next(train([later], over, processes=1))
+    lines = [json.loads(line) for line in sweep.lines(tmp_path, [final, wild_run, later])]
+    assert [line["status"] for line in lines] == ["finished", "diverged", "not finished"]
+
+
+def test_every_network_of_the_sweep_has_settings_that_exist():
+    points = {network.name: 0 for network in sweep.NETWORKS}
+    every = [
+        *sweep.trials(sweep.NETWORKS),
+        *sweep.finals(sweep.NETWORKS, points, sweep.SEEDS),
+        *sweep.rescues(sweep.RESCUES, epochs=3),
+        *sweep.timings(sweep.NETWORKS, points),
+    ]
+    assert len({one.folder for one in every}) == len(every)
+    for one in every:
+        task.settings(one.what, one.method, one.seed, one.settings)
+    assert sweep.select("baselines,cwy-64-abs")[-1].like == "cwy-128-abs"
+    with pytest.raises(ConfigError, match="unknown network 'lsmt'"):
+        sweep.select("lsmt")
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("method", ["cwy", "lstm"])
 def test_on_the_gpu_graphs_of_many_shapes_are_the_run_without_them(
@@ -432,6 +504,8 @@ def test_on_the_gpu_graphs_of_many_shapes_are_the_run_without_them(
 ):
     texts = [a.removeprefix("--set=") for a in arguments(pairs, tmp_path) if a.startswith("--set=")]
     texts += [] if method == "cwy" else ["reflections=none"]
+    # What changes between steps must reach the graphs.
+    texts += ["warmup=20", "clip=1"]
     losses = []
     for captured in (True, False):
         monkeypatch.setattr(Translation, "capturable", captured)

@@ -1,0 +1,319 @@
+"""Tune, train and time the networks of translation. Each stage is a command.
+
+1. ``tune``: every network gets the same points of a random search, two epochs each.
+2. ``final``: every network is trained for ten epochs with several seeds, at its best point.
+3. ``rate``: the paper's learning rate, with twelve settings that may rescue it.
+4. ``best-rate``: the best two of these, for ten epochs.
+5. ``time``: every network alone, one after another, with one process.
+
+``python -m cwy.experiments.nmt.sweep STAGE OUT [--device cuda] [--processes 16] [...]``
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..engine.config import choose
+from ..sweeps import Place, Planned, read, train
+
+SEEDS = (0, 1, 2)
+POINTS = 10
+HELD_OUT = "validation=0.1"
+QUIET = ("save_every=1000000", "log_every=200")
+"""No checkpoints, and a short log."""
+SPACE = {
+    "lr": (3e-4, 4e-3),
+    "orthogonal_lr": (1e-4, 1e-2),
+    "embedding_scale": (0.03, 1.0),
+    "input_scale": (0.5, 4.0),
+}
+"""What is searched, uniformly in the logarithm."""
+
+
+@dataclass(frozen=True)
+class Network:
+    """One network of the comparison.
+
+    Attributes:
+        name: of its runs.
+        method: as ``cwy train`` takes it.
+        settings: ``key=value`` texts that make it this network.
+        points: how many points of the search it gets, 0 for those of another network.
+        like: the network whose point it takes, its own by default.
+        seeds: of its final runs.
+        step: by which the searched orthogonal learning rate is multiplied.
+    """
+
+    name: str
+    method: str
+    settings: tuple[str, ...] = ()
+    points: int = POINTS
+    like: str | None = None
+    seeds: tuple[int, ...] = SEEDS
+    step: float = 1.0
+
+
+def _cwy(nonlinearity: str, reflections: int) -> Network:
+    like = None
+    points = POINTS
+    if reflections != 128:
+        like = f"cwy-128-{nonlinearity}"
+        points = 0
+    return Network(
+        f"cwy-{reflections}-{nonlinearity}",
+        "cwy",
+        (f"nonlinearity={nonlinearity}", f"reflections={reflections}"),
+        points=points,
+        like=like,
+    )
+
+
+BASELINES = (
+    Network("lstm", "lstm"),
+    Network("gru", "gru"),
+    Network("rnn-tanh", "rnn", ("nonlinearity=tanh",)),
+    Network("rnn-relu", "rnn", ("nonlinearity=relu",)),
+)
+ORTHOGONAL = tuple(_cwy(f, 128) for f in ("abs", "relu", "leaky_relu", "modrelu", "tanh"))
+LENGTHS = tuple(_cwy(f, length) for f in ("relu", "abs") for length in (64, 256, 512, 1024))
+RIVALS = (
+    # Their steps take several times as long, so they have half of the points and one seed.
+    Network("scornn-relu", "scornn", ("nonlinearity=relu",), points=POINTS // 2, seeds=(0,)),
+    Network("exprnn-relu", "exprnn", ("nonlinearity=relu",), points=POINTS // 2, seeds=(0,)),
+    # Gradient descent takes other steps than Adam.
+    Network("rgd-relu", "rgd", ("nonlinearity=relu",), seeds=(0,), step=100.0),
+)
+REGULAR = ("dropout=0.3",)
+GAP = (
+    Network("lstm-dropout", "lstm", REGULAR),
+    Network("gru-dropout", "gru", REGULAR),
+    Network("cwy-512-relu-dropout", "cwy", ("nonlinearity=relu", "reflections=512", *REGULAR)),
+    Network(
+        "cwy-128-relu-gate-dropout",
+        "cwy",
+        ("nonlinearity=relu", "reflections=128", "gate=true", *REGULAR),
+    ),
+)
+"""Networks that may come close to the LSTM, with dropout for all alike."""
+GROUPS = {
+    "baselines": BASELINES,
+    "orthogonal": ORTHOGONAL,
+    "lengths": LENGTHS,
+    "rivals": RIVALS,
+    "gap": GAP,
+}
+NETWORKS = tuple(network for group in GROUPS.values() for network in group)
+
+SMALL = "embedding_scale=0.05"
+WARM = "warmup=1000"
+RESCUES: dict[str, tuple[str, ...]] = {
+    "plain": (),
+    "small": (SMALL,),
+    "clip1": ("clip=1",),
+    "clip0.25": ("clip=0.25",),
+    "warm": (WARM,),
+    "nobias": ("input_bias=false",),
+    "zero": ("zero_readout=true",),
+    "small-clip": (SMALL, "clip=0.25"),
+    "small-warm": (SMALL, WARM),
+    "warm-clip": (WARM, "clip=0.25"),
+    "small-warm-clip": (SMALL, WARM, "clip=0.25"),
+    "all": (SMALL, WARM, "clip=0.25", "zero_readout=true", "input_bias=false"),
+}
+"""Settings that may rescue the paper's learning rate, by name."""
+RESCUED = (
+    Network("lstm", "lstm"),
+    Network("gru", "gru"),
+    Network("rnn", "rnn", ("nonlinearity=tanh",)),
+    Network("cwy-128", "cwy", ("nonlinearity=abs", "reflections=128")),
+    Network("cwy-1024", "cwy", ("nonlinearity=abs", "reflections=1024")),
+)
+
+
+def point(number: int, network: Network) -> tuple[str, ...]:
+    """Return a point of the search, as settings. It is the same for every network."""
+    drawn = torch.quasirandom.SobolEngine(len(SPACE), scramble=True, seed=0).draw(number + 1)
+    found = []
+    for (name, (low, high)), part in zip(SPACE.items(), drawn[-1].tolist(), strict=True):
+        value = low * math.exp(part * math.log(high / low))
+        if name == "orthogonal_lr":
+            value *= network.step
+        found.append(f"{name}={value:.3g}")
+    return tuple(found)
+
+
+def trials(networks: Iterable[Network]) -> list[Planned]:
+    """Return the runs of the search."""
+    return [_trial(network, number) for network in networks for number in range(network.points)]
+
+
+def _trial(network: Network, number: int) -> Planned:
+    return Planned(
+        f"tuning/{network.name}-{number}",
+        "nmt/paper",
+        network.method,
+        SEEDS[0],
+        (
+            *network.settings,
+            *point(number, network),
+            HELD_OUT,
+            "final_test=false",
+            "epochs=2",
+            *QUIET,
+        ),
+    )
+
+
+def lowest(record: dict[str, Any] | None) -> float:
+    """Return the lowest validation loss of a run, infinite if it did not finish."""
+    if record is None:
+        return math.inf
+    return record["best"]["value"]
+
+
+def chosen(out: Path, networks: Iterable[Network]) -> dict[str, int]:
+    """Return the number of the best point of each network that has finished runs."""
+    found = {}
+    for network in networks:
+        losses = {
+            number: lowest(read(out, _trial(network, number))) for number in range(network.points)
+        }
+        finished = {number: loss for number, loss in losses.items() if math.isfinite(loss)}
+        if finished:
+            found[network.name] = min(finished, key=finished.__getitem__)
+    return found
+
+
+def finals(
+    networks: Iterable[Network], points: dict[str, int], seeds: Sequence[int]
+) -> list[Planned]:
+    """Return the final runs. All networks come with one seed before the next."""
+    runs = []
+    for seed in seeds:
+        for network in networks:
+            number = points.get(network.like or network.name)
+            if seed not in network.seeds or number is None:
+                continue
+            settings = (*network.settings, *point(number, network), HELD_OUT, *QUIET)
+            folder = f"nmt/tuned-{network.name}-seed{seed}"
+            runs.append(Planned(folder, "nmt/paper", network.method, seed, settings))
+    return runs
+
+
+def rescues(names: Iterable[str], epochs: int) -> list[Planned]:
+    """Return the runs at the paper's learning rate with these settings."""
+    runs = []
+    for name in names:
+        for network in RESCUED:
+            settings = (*network.settings, *RESCUES[name], HELD_OUT, f"epochs={epochs}", *QUIET)
+            folder = f"rate/{name}-{network.name}-epochs{epochs}"
+            runs.append(Planned(folder, "nmt/paper", network.method, SEEDS[0], settings))
+    return runs
+
+
+def timings(networks: Iterable[Network], points: dict[str, int]) -> list[Planned]:
+    """Return a run of one epoch for each network, without a test."""
+    short = ("epochs=1", "final_test=false", "log_every=100")
+    return [
+        Planned(
+            run.folder.replace("nmt/tuned-", "time/"),
+            run.what,
+            run.method,
+            run.seed,
+            (*run.settings, *short),
+        )
+        for run in finals(networks, points, SEEDS[:1])
+    ]
+
+
+def lines(out: Path, runs: Iterable[Planned]) -> list[str]:
+    """Return a line of JSON for each run: its settings and what it reached."""
+    made = []
+    for run in runs:
+        record = read(out, run)
+        line: dict[str, Any] = {"run": run.folder, "status": "not finished"}
+        if (out / run.folder / "diverged.txt").is_file():
+            line["status"] = "diverged"
+        if record is not None:
+            line["status"] = "finished"
+            line |= record
+        else:
+            line["method"] = run.method
+            line["settings"] = list(run.settings)
+        made.append(json.dumps(line))
+    return made
+
+
+def planned(
+    stage: str, out: Path, networks: Sequence[Network], seeds: Sequence[int], names: Sequence[str]
+) -> list[Planned]:
+    """Return the runs of a stage.
+
+    Args:
+        stage: its name.
+        out: the folder of the sweep, with the runs of the search.
+        networks, seeds: which to train.
+        names: the rescues of the stage "best-rate".
+    """
+    if stage == "tune":
+        return trials(networks)
+    if stage == "rate":
+        return rescues(RESCUES, epochs=3)
+    if stage == "best-rate":
+        return rescues(names, epochs=10)
+    points = chosen(out, NETWORKS)
+    if stage == "time":
+        return timings(networks, points)
+    return finals(networks, points, seeds)
+
+
+def select(names: str) -> tuple[Network, ...]:
+    """Return networks by their names or those of their groups, separated by commas."""
+    found: list[Network] = []
+    for name in names.split(","):
+        if name in GROUPS:
+            found += GROUPS[name]
+            continue
+        choose("network", name, [network.name for network in NETWORKS])
+        found += [network for network in NETWORKS if network.name == name]
+    return tuple(found)
+
+
+def main() -> None:
+    """Run a stage."""
+    parser = argparse.ArgumentParser(description="Tune, train and time translation.")
+    parser.add_argument("stage", choices=("tune", "final", "rate", "best-rate", "time"))
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--precision", default="float32")
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=1e9, help="start no run after this")
+    parser.add_argument("--networks", default=",".join(GROUPS), help="names, or names of groups")
+    parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--rescues", default="small-warm-clip,all", help="for best-rate")
+    parser.add_argument("--set", action="append", default=[], help="key=value, for every run")
+    given = parser.parse_args()
+    networks = select(given.networks)
+    seeds = [int(seed) for seed in given.seeds.split(",")]
+    runs = [
+        replace(run, settings=(*run.settings, *given.set))
+        for run in planned(given.stage, given.out, networks, seeds, given.rescues.split(","))
+    ]
+    place = Place(given.out, given.device, given.precision, time.time() + given.seconds)
+    for line in train(runs, place, given.processes):
+        print(line, flush=True)
+    text = "\n".join(lines(given.out, runs))
+    (given.out / f"{given.stage}.jsonl").write_text(f"{text}\n")
+
+
+if __name__ == "__main__":
+    main()

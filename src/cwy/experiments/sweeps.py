@@ -1,0 +1,135 @@
+"""Train many runs, several at a time, in processes that stay for the next run."""
+
+from __future__ import annotations
+
+import gc
+import json
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+KEPT = ("config.json", "metrics.jsonl", "record.json", "diverged.txt")
+"""The files of a run that are kept. Its weights are large."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """Name one run of a sweep.
+
+    Attributes:
+        folder: its place in the folder of the sweep.
+        what: ``TASK`` or ``TASK/RECIPE``.
+        method, seed: as ``cwy train`` takes them.
+        settings: ``key=value`` texts, as ``--set`` takes them.
+    """
+
+    folder: str
+    what: str
+    method: str
+    seed: int
+    settings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Place:
+    """Hold what all runs of a sweep have in common.
+
+    Attributes:
+        out: the folder of the sweep.
+        device, precision: as ``cwy train`` takes them.
+        end: the moment, as :func:`time.time` counts, after which no run is started.
+    """
+
+    out: Path
+    device: str = "cpu"
+    precision: str = "float32"
+    end: float = float("inf")
+
+
+def read(out: Path, run: Planned) -> dict[str, Any] | None:
+    """Return the record of a run, or None if it has not finished."""
+    record = out / run.folder / "record.json"
+    if not record.is_file():
+        return None
+    return json.loads(record.read_text())
+
+
+def train(runs: Sequence[Planned], place: Place, processes: int) -> Iterator[str]:
+    """Train runs, several at a time. Yield a line about each when it ends.
+
+    A run that diverges or fails does not stop the others. A finished run is not trained again.
+    """
+    begin = time.time()
+    # A forked process cannot use CUDA.
+    context = get_context("spawn")
+    with ProcessPoolExecutor(processes, mp_context=context, initializer=_use_one_thread) as pool:
+        waiting = {pool.submit(_train, run, place): run for run in runs}
+        for done in as_completed(waiting):
+            run = waiting[done]
+            yield f"{time.time() - begin:6.0f} s  {run.folder}: {done.result()}"
+
+
+def _use_one_thread() -> None:
+    import torch
+
+    torch.set_num_threads(1)
+
+
+def _train(run: Planned, place: Place) -> str:
+    """Train one run in this process and return how it ended, in words."""
+    from rich.console import Console
+
+    from .engine import runner
+    from .engine.monitor import Diverged
+    from .engine.signals import Stop
+
+    if read(place.out, run) is not None:
+        return "was finished"
+    if time.time() > place.end:
+        return "not started, the time was over"
+    folder = place.out / run.folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    request = runner.Sweep(
+        run.what,
+        methods=(run.method,),
+        seeds=(run.seed,),
+        assignments=run.settings,
+        device=place.device,
+        precision=place.precision,
+        out=folder,
+    )
+    with folder.with_name(f"{folder.name}.log").open("w", encoding="utf-8") as log:
+        try:
+            runner.train(request, Console(file=log), Stop())
+            status = "finished"
+        except Diverged as error:
+            status = f"diverged: {error}"
+        except runner.RunError as error:
+            status = f"failed: {error}"
+    if folder.is_dir():
+        drop_weights(folder)
+    _free_memory()
+    return status
+
+
+def drop_weights(folder: Path) -> None:
+    """Remove what is large, and keep the settings, the log and the record."""
+    for path in folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name not in KEPT:
+            path.unlink()
+
+
+def _free_memory() -> None:
+    """Give the memory of a run back, for the other processes."""
+    import torch
+
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
