@@ -60,6 +60,10 @@ class Run:
     settings: tuple[str, ...] = ()
 
 
+UNTRAINED = Run("tuning/untrained", "full", 1e-12, 0, ("iterations=1", "evaluate_every=1"))
+"""A run that leaves the encoder as it is, for comparison."""
+
+
 def grid(method: str) -> tuple[float, ...]:
     """Return the learning rates that a method is tuned over."""
     if method == "full":
@@ -275,8 +279,9 @@ def main() -> None:
     write_lines(given.out, "retrieval-speed", map(timed_folder, methods))
     if all(timed(given.out, method) is None for method in methods):
         sys.exit(f"no method could be timed, see {given.out / TIMED}.log")
-    sweep.train(trials(methods), given.processes)
-    write_lines(given.out, "retrieval-rates", (run.folder for run in trials(methods)))
+    tuning = [*trials(methods), UNTRAINED]
+    sweep.train(tuning, given.processes)
+    write_lines(given.out, "retrieval-rates", (run.folder for run in tuning))
     rates = {method: best_rate(given.out, method) for method in methods}
     sweep.train(finals(rates), given.processes)
     text = "\n".join(summary(given.out, rates))
