@@ -2,6 +2,7 @@
 
 import json
 import random
+import time
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from transformers import BertConfig, BertModel
 
 from cwy.experiments.data import DataError
 from cwy.experiments.engine import task
-from cwy.experiments.retrieval import encoder, half, sentences, sweep, weights
+from cwy.experiments.retrieval import encoder, half, sentences, sweep, tokens, weights
 from cwy.experiments.retrieval.recipes import METHODS
 
 CPU = torch.device("cpu")
@@ -42,8 +43,10 @@ def folder(tmp_path):
 
 
 @pytest.fixture
-def tatoeba(monkeypatch):
-    """Pairs whose translations replace word by word."""
+def tatoeba(monkeypatch, tmp_path):
+    """Pairs whose translations replace word by word, and a cache folder for their tokens."""
+    (tmp_path / "cache" / "cwy").mkdir(parents=True)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     draw = random.Random(0)
     lines = []
     for _ in range(600):
@@ -72,6 +75,36 @@ def test_no_held_out_sentence_is_in_training(tatoeba):
         assert len({pair[side].lower() for pair in held}) == 100
     again = sentences.divide(sentences.read(sentences.tatoeba.load()), 10)
     assert (again.test, len(again.train)) == (split.test, 10)
+
+
+def test_sentences_are_tokenized_once(folder, tatoeba, monkeypatch):
+    file = folder / "tokenizer.json"
+    first = sentences.load(file, 8, 100, CPU)
+    monkeypatch.setattr(tokens.Tokenizer, "__call__", lambda *_: pytest.fail("tokenized again"))
+    again = sentences.load(file, 8, 100, CPU)
+    assert again.facts == first.facts
+    assert first.facts["train"] == 100
+    for part in sentences.PARTS:
+        for side in ("english", "spanish"):
+            expected = getattr(getattr(first, part), side)
+            assert torch.equal(getattr(getattr(again, part), side), expected)
+    with pytest.raises(pytest.fail.Exception):
+        sentences.load(file, 7, 100, CPU)
+    (damaged,) = (folder / "cache" / "cwy" / "tokens").iterdir()
+    damaged.write_bytes(b"no tokens")
+    with pytest.raises(pytest.fail.Exception):
+        sentences.load(file, 8, 100, CPU)
+
+
+def test_the_mask_is_that_of_transformers(folder, tatoeba):
+    retrieval = make(folder)
+    rows = retrieval.sentences.test.english
+    body = weights.load_encoder(retrieval.source, torch.float32)
+    seen = {}
+    body.register_forward_hook(lambda *call: seen.update(states=call[2][0]))
+    encoder.Encoder(body)(rows)
+    ours = seen["states"]
+    torch.testing.assert_close(ours, body(input_ids=rows, attention_mask=(rows != 0).long())[0])
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -166,5 +199,16 @@ def test_the_sweep_gives_every_method_one_budget(tmp_path):
     assert sweep.best_rate(tmp_path, "lora") == 3e-3
     runs = sweep.finals(dict.fromkeys(METHODS, 1e-3))
     assert len({run.folder for run in runs}) == 3 * len(METHODS)
-    assert [run.seed for run in runs] == sorted(run.seed for run in runs)
-    assert len(sweep.timings(dict.fromkeys(METHODS, 1e-3))) == len(METHODS)
+    assert [run.method for run in runs[:3]] == ["hra"] * 3
+    seeds = [run.seed for run in runs[3:]]
+    assert seeds == sorted(seeds)
+
+
+def test_a_sweep_ends_in_time(tmp_path, capsys):
+    run = sweep.trials(["lora"])[0]
+    begin = time.monotonic()
+    sweep.Sweep(tmp_path, ["--set", "weights=none"], seconds=0.5).train([run], 1)
+    assert "stopped, the time was over" in capsys.readouterr().out
+    sweep.Sweep(tmp_path, [], seconds=-1).train([run], 1)
+    assert "not started, the time was over" in capsys.readouterr().out
+    assert time.monotonic() - begin < 5

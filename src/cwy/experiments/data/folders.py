@@ -1,4 +1,4 @@
-"""Find the folders of data sets and decoded videos: those that the user names, or a cache.
+"""Find the folders of data sets and of what is made of them: those that the user names, or a cache.
 
 The page "Cache folders and downloads" of the decisions explains why the library's own cache of
 kernels does without platformdirs.
@@ -24,6 +24,11 @@ def frames_root() -> Path:
     if named:
         return Path(named)
     return _cache() / "frames"
+
+
+def tokens_root() -> Path:
+    """Return the folder of tokenized sentences: ``cwy/tokens`` in the user's cache folder."""
+    return _cache() / "tokens"
 
 
 def _cache() -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -55,6 +56,9 @@ class Loop:
         if self.device.type == "cuda":
             # float32 means float32, in the baselines' cuDNN too.
             torch.backends.cudnn.allow_tf32 = False
+            # What a run before this one left in the process does not count.
+            gc.collect()
+            torch.cuda.reset_peak_memory_stats(self.device)
         self.task = load(settings.task)(settings, self.device)
         torch.manual_seed(settings.seed)
         with blaming_settings():
@@ -146,7 +150,7 @@ class Loop:
             lambda *batch: self._step(model, batch),
             enabled=plain and self.task.capturable,
             # A step that synchronizes, as torch's matrix exponential does, runs eagerly.
-            on_failure=lambda error: self.optimizer.zero_grad(),
+            on_failure=self._uncaptured,
         )
         total = self.task.iterations
         period = self.config.evaluate_every or self.task.epoch or total
@@ -174,6 +178,11 @@ class Loop:
                 self._save()
             if signal and not done:
                 raise Stopped(signal, f"at step {self.step}, and saved", self.folder.path)
+
+    def _uncaptured(self, error: cudagraph.CaptureError) -> None:
+        """Drop the gradients of a capture that failed, and print why it did."""
+        self.optimizer.zero_grad()
+        self.display.say(f"The steps run without a CUDA graph: {error}")
 
     def _estimate(self, model: nn.Module) -> None:
         """Print how long the run will take, by the time of its first batch.

@@ -33,9 +33,19 @@ class Encoder(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """Return ``(R, 384)`` for tokens ``(R, length)``."""
         mask = tokens != 0
-        states = self.body(input_ids=tokens, attention_mask=mask.long())[0].float()
+        states = self.body(input_ids=tokens, attention_mask=self._added(mask))[0].float()
         weights = mask.to(states.dtype).unsqueeze(-1)
         return normalize((states * weights).sum(1) / weights.sum(1), dim=-1)
+
+    def _added(self, mask: Tensor) -> Tensor:
+        """Return ``(R, 1, 1, length)``, which is added to the attention's scores.
+
+        The encoder makes the same of a mask, but copies a number from the host for it. A CUDA
+        graph can't hold that.
+        """
+        dtype = next(self.body.parameters()).dtype
+        added = torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, torch.finfo(dtype).min)
+        return added[:, None, None, :]
 
 
 def adapt(body: nn.Module, method: str, rank: int) -> nn.Module:
@@ -64,7 +74,16 @@ def trained_parameters(model: nn.Module) -> int:
 
 @torch.no_grad()
 def worst_orthogonality(model: nn.Module) -> float | None:
-    """Return the largest orthogonality error of the adapters, None if they are not orthogonal."""
+    """Return the largest orthogonality error of the adapters, None if they are not orthogonal.
+
+    The matrices are formed in the dtype of their parameters, under autocast, too.
+    """
+    device = next(model.parameters()).device
+    with torch.autocast(device.type, enabled=False):
+        return max(_orthogonality_errors(model), default=None)
+
+
+def _orthogonality_errors(model: nn.Module) -> list[float]:
     errors = []
     for name, layer in model.named_modules():
         if name.endswith(("householder_in", "householder_out")):
@@ -72,4 +91,4 @@ def worst_orthogonality(model: nn.Module) -> float | None:
         elif hasattr(layer, "hra_u") or hasattr(layer, "oft_R"):
             delta: Any = layer.get_delta_weight  # pyrefly: ignore
             errors.append(orthogonality_error(delta("default")))
-    return max(errors, default=None)
+    return errors

@@ -35,7 +35,7 @@ class RetrievalConfig(Config):
         weights: the folder of the encoder. None is the installed package, or a folder of the data.
     """
 
-    iterations: int = 500
+    iterations: int = 300
     rank: int = field(default=8, metadata={"most": 64})
     length: int = field(default=32, metadata={"most": 512})
     temperature: float = 0.05
@@ -44,13 +44,13 @@ class RetrievalConfig(Config):
 
 
 def standard(method: str) -> RetrievalConfig:
-    """Return 500 steps of 256 pairs, with Adam at a constant learning rate."""
+    """Return 300 steps of 256 pairs, with Adam at a constant learning rate."""
     return RetrievalConfig(
         batch_size=256,
         optimizer="adam",
         lr=RATES[method],
         log_every=50,
-        evaluate_every=250,
+        evaluate_every=100,
         save_every=100_000,
     )
 

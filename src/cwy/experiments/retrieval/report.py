@@ -26,10 +26,6 @@ def _trained(run: Run) -> float | None:
     return run.record["data"].get("trained parameters")
 
 
-def _step(run: Run) -> float | None:
-    return run.last("train", "step_ms")
-
-
 def _memory(run: Run) -> float | None:
     if not run.record or not run.record.get("peak_memory"):
         return None
@@ -60,8 +56,7 @@ DESCRIPTIONS = {
         panels={"rank": "rank", "iterations": "steps"},
         about="An English sentence encoder (all-MiniLM-L6-v2, 22 M weights) is adapted so that a "
         "Spanish sentence finds its English translation among 1,000 held-out pairs of Tatoeba. "
-        "The adapters have about the same number of parameters. Runs of a sweep share the GPU, so "
-        "the times are those of the runs with few steps, which had it alone. Not in the paper.",
+        "The adapters have about the same number of parameters. Not in the paper.",
         curves=(
             Curve(
                 "validation",
@@ -75,7 +70,6 @@ DESCRIPTIONS = {
             Column("ranked first", lambda run: run.last("test", "accuracy"), _share),
             Column("reciprocal rank", lambda run: run.last("test", "mrr"), "{:.3f}".format),
             Column("trained parameters", _trained, "{:,.0f}".format),
-            Column("ms a step", _step, "{:.3g}".format),
             Column("peak memory, MB", _memory, "{:,.0f}".format),
             Column(
                 "orthogonality error",

@@ -13,13 +13,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from ..data import DataError, tatoeba
+from . import tokens
+from .tokens import Tokens
 
 HELD_OUT = 1000
 """The pairs of validation, and those of the test."""
 SPLIT_SEED = 0
+PARTS = ("train", "validation", "test")
 
 
 class Pair(NamedTuple):
@@ -27,14 +29,6 @@ class Pair(NamedTuple):
 
     english: str
     spanish: str
-
-
-@dataclass(frozen=True)
-class Tokens:
-    """Pairs as tokens: two tensors ``(pairs, length)`` with zeros behind the end of a sentence."""
-
-    english: Tensor
-    spanish: Tensor
 
 
 @dataclass(frozen=True)
@@ -57,7 +51,7 @@ class Sentences:
 
 
 def load(tokenizer: Path, length: int, pairs: int | None, device: torch.device) -> Sentences:
-    """Load Tatoeba's pairs as tokens.
+    """Load Tatoeba's pairs as tokens. They are tokenized once, and then kept in the cache folder.
 
     Args:
         tokenizer: the file ``tokenizer.json``.
@@ -65,21 +59,26 @@ def load(tokenizer: Path, length: int, pairs: int | None, device: torch.device) 
         pairs: of training. None is all.
         device: where the tokens go.
     """
-    split = divide(read(tatoeba.load()), pairs)
-    tokenize = _Tokenizer(tokenizer, length)
-    parts = {}
-    for name in ("train", "validation", "test"):
-        chosen: list[Pair] = getattr(split, name)
-        english = tokenize([pair.english for pair in chosen])
-        spanish = tokenize([pair.spanish for pair in chosen])
-        parts[name] = Tokens(english.to(device), spanish.to(device))
-    facts = {
-        "train": len(split.train),
-        "validation": len(split.validation),
-        "test": len(split.test),
-        "sentences cut": round(tokenize.cut / tokenize.seen, 4),
-    }
+    content = tatoeba.load()
+    name = tokens.name_of(content, tokenizer.read_bytes(), length, pairs, HELD_OUT, SPLIT_SEED)
+    found = tokens.kept(name)
+    if found is None:
+        found = _tokenized(divide(read(content), pairs), tokens.Tokenizer(tokenizer, length))
+        tokens.keep(name, found)
+    parts = {part: found.pairs(part, device) for part in PARTS}
+    facts: dict[str, Any] = {part: len(parts[part].english) for part in PARTS}
+    facts["sentences cut"] = found.cut
     return Sentences(**parts, facts=facts)
+
+
+def _tokenized(split: Split, tokenize: tokens.Tokenizer) -> tokens.Kept:
+    """Return the tokens of every part."""
+    tensors = {}
+    for part in PARTS:
+        chosen: list[Pair] = getattr(split, part)
+        tensors[f"{part} english"] = tokenize([pair.english for pair in chosen])
+        tensors[f"{part} spanish"] = tokenize([pair.spanish for pair in chosen])
+    return tokens.Kept(tensors, round(tokenize.cut / tokenize.seen, 4))
 
 
 def read(content: bytes) -> list[Pair]:
@@ -112,22 +111,3 @@ def divide(pairs: Sequence[Pair], count: int | None) -> Split:
             f"{len(alone)}."
         )
     return Split(rest[:count], alone[:HELD_OUT], alone[HELD_OUT:])
-
-
-class _Tokenizer:
-    """Turn sentences into tokens of one length, and count those that were cut."""
-
-    def __init__(self, file: Path, length: int) -> None:
-        from tokenizers import Tokenizer
-
-        self._tokenizer = Tokenizer.from_file(str(file))
-        self._tokenizer.enable_truncation(length)
-        self._tokenizer.enable_padding(length=length)
-        self.cut = 0
-        self.seen = 0
-
-    def __call__(self, texts: list[str]) -> Tensor:
-        found = self._tokenizer.encode_batch_fast(texts)
-        self.cut += sum(bool(one.overflowing) for one in found)
-        self.seen += len(found)
-        return torch.tensor([one.ids for one in found])

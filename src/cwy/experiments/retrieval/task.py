@@ -15,7 +15,8 @@ from ..engine.task import Batch, Best, Settings, Task
 from . import weights
 from .encoder import Encoder, adapt, trained_parameters, worst_orthogonality
 from .recipes import METHODS, RECIPES, RetrievalConfig
-from .sentences import Tokens, load
+from .sentences import load
+from .tokens import Tokens
 
 CHUNK = 250
 """The sentences that an evaluation encodes at once."""
