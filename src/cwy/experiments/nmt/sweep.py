@@ -152,8 +152,13 @@ def point(number: int, network: Network) -> tuple[str, ...]:
 
 
 def trials(networks: Iterable[Network]) -> list[Planned]:
-    """Return the runs of the search."""
-    return [_trial(network, number) for network in networks for number in range(network.points)]
+    """Return the runs of the search. All networks come with one point before the next."""
+    return [
+        _trial(network, number)
+        for number in range(POINTS)
+        for network in networks
+        if number < network.points
+    ]
 
 
 def _trial(network: Network, number: int) -> Planned:
