@@ -217,6 +217,7 @@ def test_it_learns_a_language(trained):
     assert final["loss"] < 0.1
     assert final["perplexity"] == pytest.approx(2.718281828 ** final["loss"])
     assert final["paper_loss"] < final["loss"]
+    assert 1 / 64 < final["principal_share"] < 1
     assert final["paper_perplexity"] == pytest.approx(2 ** final["paper_loss"])
     assert (
         record["data"]["train"] + record["data"]["test"] + record["data"]["repeated pairs"] == 700

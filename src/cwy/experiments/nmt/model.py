@@ -80,6 +80,11 @@ class Translator(nn.Module):
         states, _ = self._rolled(source, given)
         return self.readout(self.dropout(states))
 
+    def states(self, source: Tensor, given: Tensor) -> Tensor:
+        """Return the decoder's states ``(T, B, N)`` after each word."""
+        states, _ = self._rolled(source, given)
+        return states
+
     def attention(self, source: Tensor, given: Tensor) -> Tensor:
         """Return the attention ``(B, T, S)`` to the source's words before each word."""
         _, weights = self._rolled(source, given)

@@ -73,12 +73,13 @@ def epoch_seconds(run: Run) -> float | None:
 
 
 def _last(metric: str) -> Callable[[Run], float | None]:
-    """Return what reads the last value of a metric, on the part that was held out."""
+    """Return what reads the last value of a metric on the test pairs, or on validation pairs."""
 
     def value(run: Run) -> float | None:
-        if run.config["validation"] is None:
-            return run.last("test", metric)
-        return run.last("validation", metric)
+        tested = run.last("test", metric)
+        if tested is None:
+            return run.last("validation", metric)
+        return tested
 
     return value
 
@@ -147,7 +148,9 @@ DESCRIPTIONS = {
         "As we read the paper's tables, its loss is a mean over targets padded to the longest of "
         "the corpus, and its perplexity is 2^loss. The table has both. "
         "BLEU is of greedy translations, lower-case and without accents. "
-        "All numbers are from the end of training, on pairs that were not seen. "
+        "All numbers are on pairs that were not seen: from the end of training, or, if there are "
+        "validation pairs, from the epoch with the lowest loss on these. "
+        "The energy is the share of the decoder states' energy along their principal direction. "
         "The published ones are of ten epochs at a learning rate of 1e-2.",
         curves=(
             _over_epochs("test", "test"),
@@ -160,6 +163,7 @@ DESCRIPTIONS = {
             Column("loss as the paper counts", _last("paper_loss"), "{:.3f}".format),
             Column("perplexity as the paper counts", _last("paper_perplexity"), "{:.4g}".format),
             Column("BLEU", _last("bleu"), "{:.1f}".format),
+            Column("energy in one direction", _last("principal_share"), "{:.2f}".format),
             Column("parameters, M", _parameters, "{:.3g}".format),
             Column("time per epoch", epoch_seconds, duration),
             Column("time per epoch / LSTM's", epoch_seconds, "{:.2f}".format, against="lstm"),

@@ -34,7 +34,8 @@ class Translation(RecurrentTask):
 
     An evaluation gives the loss per word and its perplexity. It also gives the paper's measures:
     the loss over targets padded to the longest of the corpus, and perplexity 2^loss. The last
-    evaluation of the test pairs adds BLEU of greedy translations by sacrebleu.
+    evaluation of the test pairs adds BLEU of greedy translations by sacrebleu. The share of the
+    states' energy along their principal direction shows how much the states differ.
 
     A run with validation pairs is evaluated on these. The epoch with the lowest loss is tested.
     """
@@ -109,7 +110,21 @@ class Translation(RecurrentTask):
         return (_costs(model, source, target) * weight).mean(), {}
 
     def evaluate(self, model: nn.Module) -> dict[str, dict[str, float]]:
-        return {self._part: self._measured(model, self.held_out)}
+        found = self._measured(model, self.held_out)
+        found["principal_share"] = self._principal_share(cast(Translator, model))
+        return {self._part: found}
+
+    def _principal_share(self, model: Translator) -> float:
+        """Return the share of the decoder states' energy along their principal direction.
+
+        The states are those of one batch of held-out pairs. A share near 1 means that all states
+        are nearly multiples of one vector.
+        """
+        bucket = max(self.held_out, key=len)
+        source, target = next(bucket.batches(self.config.test_batch_size))
+        states = model.states(source, _before(target))[(target != PAD).mT].double()
+        energies = torch.linalg.eigvalsh(states.mT @ states)
+        return float(energies[-1] / energies.sum())
 
     def at_end(self, model: nn.Module) -> dict[str, dict[str, float]]:
         if self.config.validation is not None:
@@ -178,9 +193,13 @@ class Translation(RecurrentTask):
 
 def _costs(model: nn.Module, source: Tensor, target: Tensor) -> Tensor:
     """Return the cross-entropy of each target, summed over its words and end."""
-    given = pad(target[:, :-1], (1, 0), value=START)
-    logits = model(source, given)
+    logits = model(source, _before(target))
     costs = cross_entropy(
         logits.flatten(0, 1), target.mT.flatten(), ignore_index=PAD, reduction="none"
     )
     return costs.view(target.mT.shape).sum(0)
+
+
+def _before(target: Tensor) -> Tensor:
+    """Return the word before each word of the targets."""
+    return pad(target[:, :-1], (1, 0), value=START)
