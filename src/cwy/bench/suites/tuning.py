@@ -57,10 +57,11 @@ class Study:
     errors: bool = False
 
 
+# The functions of the backend, so that nothing in between remembers another value.
 CALLS: dict[str, Callable[[Tensor], Any]] = {
-    "cwy_matrix": lambda v: ops.cwy_matrix(v, backend="cuda"),
-    "tcwy_matrix": lambda v: ops.tcwy_matrix(v, backend="cuda"),
-    "wy_factors": lambda v: tuple(ops.wy_factors(v, backend="cuda")),
+    "cwy_matrix": lambda v: cuda.cwy_matrix(v),
+    "tcwy_matrix": lambda v: cuda.tcwy_matrix(v),
+    "wy_factors": lambda v: cuda.wy_factors(v),
     "normalize": lambda v: blocked.normalize(v, True),
     "split": lambda v: split_fp16.split(
         v, split_fp16.TO_1, split_fp16.LEFT, kind=split_fp16.Kind.SKEW
