@@ -8,6 +8,11 @@ import torch
 from torch import nn
 from torch.func import functional_call, stack_module_state, vmap
 from torch.nn.utils import parametrize
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 import cwy
 from tests.helpers.methods import (
@@ -75,6 +80,24 @@ def test_gradcheck(name, size, dtype):
     assert torch.autograd.gradcheck(layer.parametrizations.weight[0], free)
     x = data(size, dtype).requires_grad_()
     assert torch.autograd.gradcheck(layer.parametrizations.weight[0].multiply, [*free, x])
+
+
+def keep_products(context, op, *given, **options):
+    if op in (torch.ops.aten.mm.default, torch.ops.aten.bmm.default):
+        return CheckpointPolicy.MUST_SAVE
+    return CheckpointPolicy.PREFER_RECOMPUTE
+
+
+@every_map
+def test_a_checkpoint_may_keep_products(name, size, dtype):
+    """torch refuses a kept product that was overwritten."""
+    layer = make(name, size, dtype)
+    free = free_of(layer)
+    x = data(size, dtype).requires_grad_()
+    expected = torch.autograd.grad(layer(x).abs().sum(), free)
+    contexts = lambda: create_selective_checkpoint_contexts(keep_products)
+    y = checkpoint(layer, x, use_reentrant=False, context_fn=contexts)
+    torch.testing.assert_close(torch.autograd.grad(y.abs().sum(), free), expected)
 
 
 @every_map

@@ -46,6 +46,7 @@ LARGE = [
     (3001, 50),
     (1000, 256),
     (2047, 250),
+    (2048, 256),
     (600, 257),
     (600, 700),
     (1024, 1024),
@@ -443,19 +444,26 @@ def test_the_readme_has_the_table_of_tiers():
     constants = {constant["constant"]: constant for constant in tiers.rows()}
     shown = [row for row in table if row[0] in constants]
     assert shown == [[str(value) for value in row.values()] for row in constants.values()]
-    timed = {study.constant: study.values for study in tuning.STUDIES}
+    timed = {study.constant for study in tuning.STUDIES}
     for row in constants.values():
         assert getattr(tiers, row["constant"]) == row["value"]
         assert row["way"] in (*(way.value for way in tiers.Way), "all")
         assert bool(row["record"]) != bool(row["limit"])
         assert not row["record"] or (ROOT / row["record"]).is_file()
         assert (row["constant"] in timed) == row["record"].endswith("tuning.txt")
-        assert row["value"] in timed.get(row["constant"], [row["value"]])
+
+
+def test_studies_time_the_own_value():
+    for study in tuning.STUDIES:
+        assert getattr(tiers, study.constant) in study.values
+        # Plain calls are timed without reloading what derives from a constant.
+        assert not study.plain or study.constant in tiers.choose.__code__.co_names
 
 
 def test_the_record_of_tuning_times_every_value():
     lines = (ROOT / "results/bench/h200/tuning.txt").read_text(encoding="utf-8").splitlines()
-    found = {(words[0], words[2], words[3].strip("*")) for words in map(str.split, lines[5:])}
+    lines = lines[lines.index("") + 1 :]
+    found = {(words[0], words[2], words[3].strip("*")) for words in map(str.split, lines)}
     for study in tuning.STUDIES:
         for size, value in itertools.product(study.sizes, study.values):
             assert (study.constant, show_size(size), str(value)) in found
@@ -472,6 +480,43 @@ def test_another_constant_reaches_the_kernels_and_goes_back():
         with tuning.changed(name, 2 * own):
             assert macros() == 2 * own
         assert macros() == own
+
+
+def test_errors_of_a_study():
+    v = torch.randn(12, 5, generator=torch.Generator().manual_seed(0))
+    call = tuning.REFERENCES["cwy_matrix"]
+    truth = tuning.results(call, v.double(), True)
+    assert tuning.errors(truth, truth) == "0.0e+00 / 0.0e+00"
+    q, (gradient,) = truth
+    off = [q + 0.25 * q.abs().max(), (0.5 * gradient,)]
+    assert tuning.errors(off, truth) == "2.5e-01 / 5.0e-01"
+
+
+@gpu
+def test_a_study_times_graphs_and_plain_calls():
+    size = (300, 280)
+    study = tuning.Study(
+        "ONE_LAUNCH_SIDE", (256, 512), "cwy_matrix", (size,), True, plain=True, errors=True
+    )
+    lines = list(tuning.measure(study, size, torch.device("cuda", 0)))
+    assert [line.split()[3] for line in lines] == ["256", "*512"]
+    for line in lines:
+        *times, error, slope, _, _ = map(float, re.findall(r"\d\.\d+(?:e-\d+)?", line))
+        assert len(times) == 4
+        assert all(0 < one < 1000 for one in times)
+        assert max(error, slope) < 1e-4
+
+
+@pytest.mark.skipif(_nvrtc.why_not() is not None, reason="the compiler is not installed")
+@pytest.mark.parametrize("many", [False, True])
+@pytest.mark.parametrize("name", ["TILE", "SLAB", "THREADS", "WATCHED_BLOCKS"])
+def test_a_layout_that_threads_do_not_cover_does_not_compile(name, many, tmp_path, monkeypatch):
+    monkeypatch.setenv("CWY_CACHE", str(tmp_path))
+    tiles = (cooperative.FEW_TILES, cooperative.MANY_TILES)[many]
+    macros = cooperative.MACROS | tiles.macros
+    macros[name] *= 4
+    with pytest.raises(RuntimeError, match="static assertion failed"):
+        compiled(cooperative.KERNELS / "forward.cu", macros, "sm_90a", (fused.Forward,))
 
 
 def test_a_glossary_has_every_macro_and_template_parameter():

@@ -11,6 +11,7 @@ from cwy import ops
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 SIZES = [((), 6, 4), ((), 5, 5), ((2,), 4, 7), ((2, 3), 5, 2)]
+EMPTY = [((3,), 0, 0), ((), 0, 2), ((3,), 4, 0), ((0,), 4, 2)]
 
 
 def vectors(batch, n, size, dtype=torch.float32, device="cpu"):
@@ -26,7 +27,7 @@ def some_signs(v, count):
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
-@pytest.mark.parametrize(("batch", "n", "size"), SIZES[1:])
+@pytest.mark.parametrize(("batch", "n", "size"), [*SIZES[1:], *EMPTY])
 def test_opcheck(batch, n, size, dtype, device):
     v = vectors(batch, n, size, dtype, device)
     x = torch.randn(*batch, 3, n, dtype=dtype, device=device, requires_grad=True)

@@ -12,6 +12,7 @@ import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -66,6 +67,13 @@ class Stack:
         """Whether a step of the optimizer is timed."""
         return self.depth > 1
 
+    @property
+    def about(self) -> str:
+        """What is timed, before the kind of weight."""
+        if self.optimizes:
+            return "a training step with"
+        return "the forward and the backward pass with"
+
 
 @dataclass(frozen=True)
 class Recurrence:
@@ -93,6 +101,11 @@ class Recurrence:
     def optimizes(self) -> bool:
         """Whether a step of the optimizer is timed."""
         return False
+
+    @property
+    def about(self) -> str:
+        """What is timed, before the kind of layer."""
+        return "the forward and the backward pass of"
 
 
 class _States(nn.Module):
@@ -135,6 +148,21 @@ MODES = (
 )
 
 
+Make = Callable[[Any, torch.dtype, torch.device], nn.Module]
+"""A function that returns a new model of a :class:`Stack` or a :class:`Recurrence`."""
+
+
+def _stacked(constrain: Callable[[nn.Module, Stack], None]) -> Make:
+    """Return what makes a stack and constrains its layers in place."""
+
+    def make(stack: Stack, dtype: torch.dtype, device: torch.device) -> nn.Module:
+        model = stack.model.to(device=device, dtype=dtype)
+        constrain(model, stack)
+        return model
+
+    return make
+
+
 def _free(model: nn.Module, stack: Stack) -> None:
     """Leave the weights free."""
 
@@ -146,16 +174,6 @@ def _single(model: nn.Module, stack: Stack) -> None:
 
 def _together(model: nn.Module, stack: Stack) -> None:
     many.constrain(model, nn.Linear, reflections=stack.reflections)
-
-
-def _free_recurrence(given: Recurrence) -> nn.Module:
-    return nn.RNN(given.features, given.units, nonlinearity="relu")
-
-
-def _our_recurrence(given: Recurrence) -> nn.Module:
-    return OrthogonalRNN(
-        given.features, given.units, nonlinearity="relu", reflections=given.reflections
-    )
 
 
 def _torchs(orthogonal_map: str) -> Callable[[nn.Module, Stack], None]:
@@ -177,57 +195,76 @@ def _linear(model: nn.Module) -> list[nn.Linear]:
     return [layer for layer in model if isinstance(layer, nn.Linear)]  # pyrefly: ignore
 
 
+def _recurrent(layer: Callable[[Recurrence], nn.Module]) -> Make:
+    """Return what makes a recurrent layer that returns its states."""
+
+    def make(given: Recurrence, dtype: torch.dtype, device: torch.device) -> nn.Module:
+        return _States(layer(given)).to(device=device, dtype=dtype)
+
+    return make
+
+
+def _free_recurrence(given: Recurrence) -> nn.Module:
+    return nn.RNN(given.features, given.units, nonlinearity="relu")
+
+
+def _our_recurrence(given: Recurrence) -> nn.Module:
+    return OrthogonalRNN(
+        given.features, given.units, nonlinearity="relu", reflections=given.reflections
+    )
+
+
 @dataclass(frozen=True)
 class Kind:
-    """Describe a kind of weight.
+    """Describe a kind of weight or of recurrent layer.
 
     Attributes:
         name: as entries show it.
-        about: exactly what constrains the weights.
-        constrain: constrains the layers of a model in place.
+        about: exactly what constrains the weights, or what the layer is.
+        make: makes a model.
         group, package: as of an entry.
         any_reflections: whether it takes fewer reflections than units.
     """
 
     name: str
     about: str
-    constrain: Callable[[nn.Module, Stack], None]
+    make: Make
     group: Group = "peer"
     package: str = "torch"
     any_reflections: bool = False
 
 
 KINDS = (
-    Kind("free", "free weights", _free, group="floor", any_reflections=True),
-    Kind("cwy", "cwy.orthogonal on each layer", _single, "ours", "cwy", any_reflections=True),
-    Kind("cwy together", "cwy.constrain", _together, "ours", "cwy", any_reflections=True),
-    Kind("torch cayley", "torch's orthogonal, orthogonal_map='cayley'", _torchs("cayley")),
-    Kind("torch matrix_exp", "torch's orthogonal, 'matrix_exp'", _torchs("matrix_exp")),
-    Kind("geotorch", "geotorch.orthogonal", _geotorch, package="geotorch"),
+    Kind("free", "free weights", _stacked(_free), group="floor", any_reflections=True),
+    Kind(
+        "cwy",
+        "cwy.orthogonal on each layer",
+        _stacked(_single),
+        group="ours",
+        package="cwy",
+        any_reflections=True,
+    ),
+    Kind(
+        "cwy together",
+        "cwy.constrain",
+        _stacked(_together),
+        group="ours",
+        package="cwy",
+        any_reflections=True,
+    ),
+    Kind(
+        "torch cayley",
+        "torch's orthogonal, orthogonal_map='cayley'",
+        _stacked(_torchs("cayley")),
+    ),
+    Kind("torch matrix_exp", "torch's orthogonal, 'matrix_exp'", _stacked(_torchs("matrix_exp"))),
+    Kind("geotorch", "geotorch.orthogonal", _stacked(_geotorch), package="geotorch"),
 )
-
-
-@dataclass(frozen=True)
-class RecurrentKind:
-    """Describe a kind of recurrent layer.
-
-    Attributes:
-        name: as entries show it.
-        about: exactly what the layer is.
-        make: returns a new layer.
-        group, package: as of an entry.
-    """
-
-    name: str
-    about: str
-    make: Callable[[Recurrence], nn.Module]
-    group: Group
-    package: str
-
-
 RECURRENT_KINDS = (
-    RecurrentKind("free", "torch.nn.RNN with ReLU", _free_recurrence, "floor", "torch"),
-    RecurrentKind("cwy", "OrthogonalRNN with ReLU", _our_recurrence, "ours", "cwy"),
+    Kind("free", "torch.nn.RNN with ReLU", _recurrent(_free_recurrence), group="floor"),
+    Kind(
+        "cwy", "OrthogonalRNN with ReLU", _recurrent(_our_recurrence), group="ours", package="cwy"
+    ),
 )
 
 
@@ -242,7 +279,7 @@ def entries(size: Size) -> list[Entry]:
     """List every kind of weight in every mode."""
     if len(size) == 5:
         given = Recurrence(*size)
-        return [_recurrent_entry(given, kind, mode) for kind in RECURRENT_KINDS for mode in MODES]
+        return [_entry(given, kind, mode) for kind in RECURRENT_KINDS for mode in MODES]
     stack = _stack(size)
     found = []
     for kind in KINDS:
@@ -260,35 +297,14 @@ def _stack(size: Size) -> Stack:
     return Stack(units, reflections, depth, batch)
 
 
-def _entry(stack: Stack, kind: Kind, mode: Mode) -> Entry:
+def _entry(given: Stack | Recurrence, kind: Kind, mode: Mode) -> Entry:
     def make(dtype: torch.dtype, device: torch.device) -> Case:
-        model = stack.model.to(device=device, dtype=dtype)
-        kind.constrain(model, stack)
-        return _case(stack, model, mode, dtype, device)
-
-    about = "a training step"
-    if not stack.optimizes:
-        about = "the forward and the backward pass"
-    return Entry(
-        _name(kind.name, mode),
-        f"{about} with {kind.about}: {mode.about}",
-        make,
-        group=kind.group,
-        package=kind.package,
-        differentiable=False,
-        gate=mode.autocast,
-        why_not=functools.partial(_why_not, stack, mode),
-    )
-
-
-def _recurrent_entry(given: Recurrence, kind: RecurrentKind, mode: Mode) -> Entry:
-    def make(dtype: torch.dtype, device: torch.device) -> Case:
-        model = _States(kind.make(given)).to(device=device, dtype=dtype)
+        model = kind.make(given, dtype, device)
         return _case(given, model, mode, dtype, device)
 
     return Entry(
         _name(kind.name, mode),
-        f"the forward and the backward pass of {kind.about}: {mode.about}",
+        f"{given.about} {kind.about}: {mode.about}",
         make,
         group=kind.group,
         package=kind.package,

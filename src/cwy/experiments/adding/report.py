@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..report.describe import Baseline, Column, Curve, Description, Series
+from ..report.describe import Baseline, Column, Curve, Description, Series, crossing_column
 from ..report.words import number, say
 
 # The variance of the sum of two numbers uniform in [0, 1].
@@ -51,18 +51,8 @@ DESCRIPTIONS = {
                 lambda run: run.last("test", "accuracy"),
                 lambda share: f"{share:.1%}",
             ),
-            Column(
-                "training loss under 0.01 at iteration",
-                lambda run: run.crossing(0.01),
-                lambda step: f"{step:,.0f}",
-                "never",
-            ),
-            Column(
-                "training loss under 0.001 at iteration",
-                lambda run: run.crossing(0.001),
-                lambda step: f"{step:,.0f}",
-                "never",
-            ),
+            crossing_column(0.01),
+            crossing_column(0.001),
         ),
         finding=_finding,
     )

@@ -59,6 +59,16 @@ class Column:
     against: str | None = None
 
 
+def crossing_column(level: float) -> Column:
+    """Return the column with the first iteration whose training loss is under a level."""
+    return Column(
+        f"training loss under {level:g} at iteration",
+        lambda run: run.crossing(level),
+        lambda step: f"{step:,.0f}",
+        "never",
+    )
+
+
 class Picture(NamedTuple):
     """An image: the end of its file name, its bytes, and what it shows, in words."""
 

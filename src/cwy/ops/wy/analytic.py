@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from ..._torch import dispatch_mode_count
 from .._linalg import blocked_inverse, product, times, upper_product, widen_if_cheap
 from .._precision import in_full_precision
 from .composite import normalize, s_from, sign_columns
@@ -59,21 +60,26 @@ def _s_matrix(u: Tensor) -> Tensor:
     return s_from(upper_product(u, u))
 
 
-def _eye_minus_(x: Tensor) -> Tensor:
-    x.neg_().diagonal(dim1=-2, dim2=-1).add_(1)
-    return x
+def _eye_minus(product: Tensor) -> Tensor:
+    """Return $I$ minus a product, in its place unless a mode may keep the product."""
+    if dispatch_mode_count() == 0:
+        out = product.neg_()
+    else:
+        out = product.neg()
+    out.diagonal(dim1=-2, dim2=-1).add_(1)
+    return out
 
 
 def _form(saved: Saved) -> tuple[Tensor, Tensor]:
     """Return Q and $Y = UT^H$."""
     y = times(saved.u, saved.t.mH, upper=False)
-    return _eye_minus_(saved.u @ y.mH), y
+    return _eye_minus(saved.u @ y.mH), y
 
 
 def _form_first_columns(saved: Saved) -> Tensor:
     """Return as many columns of Q as there are vectors."""
     u = saved.u
-    return _eye_minus_(u @ (saved.t @ u[..., : u.shape[-1], :].mH))
+    return _eye_minus(u @ (saved.t @ u[..., : u.shape[-1], :].mH))
 
 
 def _map_rows(saved: Saved, x: Tensor, adjoint: bool) -> Tensor:

@@ -22,7 +22,8 @@ def normalize(v: Tensor) -> tuple[Tensor, Tensor]:
     nor overflow.
     """
     if v.shape[-2] == 0:
-        return v, v.real.new_zeros((*v.shape[:-2], 1, v.shape[-1]))
+        # A copy, because no op may return its argument.
+        return v.clone(), v.real.new_zeros((*v.shape[:-2], 1, v.shape[-1]))
     largest = v.detach().abs().amax(-2, keepdim=True)
     # Denormal entries are lifted first, because their power of two overflows.
     lift = torch.where(largest < 1, 2.0**64, 1.0)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .. import _nvrtc
 from .._nvrtc import copy_of
-from .cooperative import Source, address, divide, next_ticket, padded, workspace_words
+from .cooperative import Division, Source, address, divide, next_ticket, padded, workspace_words
 
 Result = Literal["y", "matrix", "truncated"]
 
@@ -271,14 +271,7 @@ def _forward_plan(
             factor_rows = n
     factor_floats = count * factor_rows * size
     constants = Forward(
-        batch=count,
-        n=n,
-        l=size,
-        truncated=wanted == "truncated",
-        chunks=division.chunks,
-        splits=division.splits,
-        groups=division.groups,
-        part_size=division.part_size,
+        truncated=wanted == "truncated", **_divided_fields(count, n, size, division)
     )
     return _ForwardPlan(
         launch=division.launch,
@@ -295,6 +288,19 @@ def _forward_plan(
         factor_rows=factor_rows,
         result_shape=result_shape,
     )
+
+
+def _divided_fields(count: int, n: int, size: int, division: Division) -> dict[str, int]:
+    """Return the fields that say how ``count`` matrices ``n`` x ``size`` are divided."""
+    return {
+        "batch": count,
+        "n": n,
+        "l": size,
+        "chunks": division.chunks,
+        "splits": division.splits,
+        "groups": division.groups,
+        "part_size": division.part_size,
+    }
 
 
 def _launch_forward(
@@ -460,18 +466,9 @@ def _backward_plan(kind: Kind, shape: torch.Size, device: int) -> _BackwardPlan:
     for name, floats in _scratch(kind, n, size).items():
         places.append((name, at + 4 * total))
         total += count * floats
-    constants = Backward(
-        batch=count,
-        n=n,
-        l=size,
-        chunks=division.chunks,
-        splits=division.splits,
-        groups=division.groups,
-        part_size=division.part_size,
-    )
     return _BackwardPlan(
         launch=division.launch,
-        constants=constants,
+        constants=Backward(**_divided_fields(count, n, size, division)),
         words=workspace_words(division.blocks, numbers, total),
         flags=8 * numbers,
         scratch=tuple(places),

@@ -42,7 +42,6 @@ class Constant:
 
 
 _TABLE: list[Constant] = []
-_DECISIONS = "docs/decisions/kernels.md"
 _THIN = "results/bench/h200/thin.txt"
 _SPLIT = "results/bench/h200/halves.txt"
 _TUNING = "results/bench/h200/tuning.txt"
@@ -72,7 +71,7 @@ def rows() -> list[dict[str, Any]]:
 
 # Which way serves.
 ONE_LAUNCH_SIDE = _tuned(
-    "ONE_LAUNCH_SIDE", 512, "fused", "N and L up to this take one launch", _DECISIONS
+    "ONE_LAUNCH_SIDE", 512, "fused", "N and L up to this take one launch", _TUNING
 )
 THIN_COLUMNS = _tuned(
     "THIN_COLUMNS",
@@ -110,12 +109,36 @@ THREADS = _limited(
     "eight warps of 16 x 32 entries cover a tile of TILE_MANY",
 )
 RESIDENT = _tuned("RESIDENT", 2, "fused", "blocks that a multiprocessor holds at least", _TUNING)
-TILE = _tuned("TILE", 32, "fused", "rows and columns of a tile of a product", _DECISIONS)
-TILE_MANY = _tuned("TILE_MANY", 64, "fused", "the same in large batches", _DECISIONS)
+TILE = _limited(
+    "TILE",
+    32,
+    "fused",
+    "rows and columns of a tile of a product",
+    "a warp loads a row of it, one number per lane",
+)
+TILE_MANY = _limited(
+    "TILE_MANY",
+    64,
+    "fused",
+    "the same in large batches",
+    "a warp loads a row of it, two numbers per lane",
+)
 COLUMNS = _tuned("COLUMNS", 8, "fused", "columns that a block sums at once", _TUNING)
-COLUMNS_MANY = _tuned("COLUMNS_MANY", 32, "fused", "the same in large batches", _DECISIONS)
-SLAB = _tuned("SLAB", 64, "fused", "terms of a product that shared memory holds", _DECISIONS)
-SLAB_MANY = _tuned("SLAB_MANY", 32, "fused", "the same in large batches", _DECISIONS)
+COLUMNS_MANY = _tuned("COLUMNS_MANY", 32, "fused", "the same in large batches", _TUNING)
+SLAB = _limited(
+    "SLAB",
+    64,
+    "fused",
+    "terms of a product that shared memory holds",
+    "eight warps load eight terms each",
+)
+SLAB_MANY = _limited(
+    "SLAB_MANY",
+    32,
+    "fused",
+    "the same in large batches",
+    "sixteen lanes load a pair of terms each, as tensor cores take them",
+)
 AHEAD = _tuned("AHEAD", 4, "fused", "loads of the Gram matrix that are under way at once", _TUNING)
 WARP_TILES = _limited(
     "WARP_TILES",
@@ -125,7 +148,7 @@ WARP_TILES = _limited(
     "eight warps of so many tiles, 8 wide, hold ONE_LAUNCH_SIDE columns",
 )
 WATCHED_BLOCKS = _tuned(
-    "WATCHED_BLOCKS", 128, "fused", "the most blocks that watch each other's flags", _DECISIONS
+    "WATCHED_BLOCKS", 128, "fused", "the most blocks that watch each other's flags", _TUNING
 )
 CLUSTER_BLOCKS = _tuned(
     "CLUSTER_BLOCKS",
@@ -177,10 +200,10 @@ SPLIT_TERMS = _tuned(
     512,
     "split_fp16",
     "the fewest terms that tensor cores add up at once",
-    _DECISIONS,
+    _TUNING,
 )
 SPLIT_PIECES = _tuned(
-    "SPLIT_PIECES", 12, "split_fp16", "the most pieces into which a long sum is cut", _DECISIONS
+    "SPLIT_PIECES", 12, "split_fp16", "the most pieces into which a long sum is cut", _TUNING
 )
 SPLIT_TILE = _tuned(
     "SPLIT_TILE", 64, "split_fp16", "rows and columns of a block that splits numbers", _TUNING

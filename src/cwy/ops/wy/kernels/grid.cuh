@@ -12,6 +12,8 @@
 #pragma once
 #include "sums.cuh"
 
+static_assert(WATCHED_BLOCKS <= THREADS, "a thread watches the flag of one block");
+
 typedef unsigned long long Ticket;
 
 __device__ __forceinline__ void set(Ticket* to, Ticket ticket) {

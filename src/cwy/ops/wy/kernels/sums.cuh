@@ -17,6 +17,8 @@ extern __shared__ __align__(16) unsigned char memory[];
 
 #if MANY
 
+static_assert(THREADS == 8 * 32 && TILE == 2 * 32 && SLAB == 2 * 16, "place and depth cover no other tile");
+
 // c = a b and c += a b, 16 x 8 with 16 terms, of fp16.
 __device__ __forceinline__ void start(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
@@ -123,6 +125,8 @@ struct Sums {
 };
 
 #else
+
+static_assert(THREADS == 8 * 32 && TILE == 32 && SLAB == 8 * 8, "place and depth cover no other tile");
 
 // In float32, by four teams of threads, each of which has some of the k and 4 x 4 entries a thread.
 struct Sums {
