@@ -1,9 +1,10 @@
 """The factors of all adapters of a model, computed once per forward pass in one batched call.
 
 Layers of one shape share a group. The first layer that needs its factors computes those of the
-whole group. A forward pass that records gradients computes them anew, so gradient accumulation
-and CUDA graphs see their own. The graph of the pass then holds them. Only if a checkpoint runs
-layers again in the backward pass do they stay here, for as long as the vectors do not change.
+whole group. Each forward pass computes them anew, so gradient accumulation and CUDA graphs see
+their own, and a change of the vectors through ``.data`` is seen, as that of an average over steps.
+The graph of the pass then holds them. Only if a checkpoint runs layers again in the backward pass
+do they stay here, for as long as the vectors do not change.
 """
 
 from __future__ import annotations
@@ -130,7 +131,7 @@ class Together:
         if self._is_stale:
             self._find(model)
         self._is_checkpointed = False
-        self._forget(everything=_is_captured())
+        self._forget()
 
     def exit(self, model: nn.Module, given: tuple[Any, ...], result: Any) -> None:
         """End a forward pass, also after an error."""
@@ -139,21 +140,14 @@ class Together:
         self._depth = max(0, self._depth - 1)
         if self._depth > 0:
             return
-        if _is_captured():
-            # The memory belongs to the graph, so nothing else may read it.
-            self._forget(everything=True)
-        elif not self._is_checkpointed:
-            self._forget(everything=False)
+        # The memory of a captured pass belongs to its graph, so nothing else may read it.
+        if _is_captured() or not self._is_checkpointed:
+            self._forget()
 
-    def _forget(self, everything: bool) -> None:
-        """Drop all factors, or those that record gradients."""
+    def _forget(self) -> None:
+        """Drop all factors."""
         for group in self._groups:
-            if everything:
-                group.computed.clear()
-                continue
-            for mode in list(group.computed):
-                if mode.recording:
-                    del group.computed[mode]
+            group.computed.clear()
 
     def _find(self, model: nn.Module) -> None:
         """Put the products of all layers of the model into groups."""
