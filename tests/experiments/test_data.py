@@ -28,7 +28,7 @@ from cwy.experiments.data import (
     fetch,
     inspect,
 )
-from cwy.experiments.data.folders import frames_root
+from cwy.experiments.data.folders import frames_root, tokens_root
 from cwy.experiments.data.mnist import load, read_idx
 from tests.helpers.cli import COMMAND, run
 from tests.helpers.server import Server
@@ -48,6 +48,7 @@ def test_data_lie_where_the_user_says_or_in_a_cache(tmp_path, monkeypatch):
     (tmp_path / "cwy").mkdir()
     assert default_root() == tmp_path / "cwy"
     assert frames_root() == tmp_path / "cwy" / "frames"
+    assert tokens_root() == tmp_path / "cwy" / "tokens"
     monkeypatch.setenv("CWY_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("CWY_FRAMES", str(tmp_path / "frames"))
     assert (default_root(), frames_root()) == (tmp_path / "data", tmp_path / "frames")

@@ -14,7 +14,7 @@ import peft
 from cwy import ops
 from cwy.peft import HouseholderConfig
 from cwy.peft._versions import SAVES_BIASES
-from peft import PeftModel, get_peft_model
+from peft import HRAConfig, PeftModel, get_peft_model
 from tests.peft.models import IDS, Images, gpt2, gradients, llama, logits, move, perceptron
 
 KINDS = [(sides, blocks) for sides in ("in", "out", "both") for blocks in (None, 4)]
@@ -155,6 +155,21 @@ def test_several_adapters(tmp_path):
     model.delete_adapter("second")
     model.set_adapter("default")
     assert torch.equal(logits(model), first)
+
+
+def test_a_batch_of_several_adapters_is_refused():
+    config = HouseholderConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
+    ours = get_peft_model(llama(), config)
+    ours.add_adapter("second", config)
+    with cwy.peft.install():
+        hra = get_peft_model(llama(), HRAConfig(r=2, target_modules=["q_proj"]))
+    # PEFT drops the argument for types that do not ask for it, and uses the active adapter.
+    with pytest.raises(NotImplementedError, match="set_adapter"):
+        ours(input_ids=IDS, adapter_names=["default", "second"])
+    with pytest.raises(NotImplementedError, match="set_adapter"):
+        ours.generate(input_ids=IDS, adapter_names=["default", "second"], max_new_tokens=1)
+    with pytest.raises(NotImplementedError, match="set_adapter"):
+        hra(input_ids=IDS, adapter_names=["default", "default"])
 
 
 @pytest.mark.parametrize(("sides", "blocks"), [("both", None), ("in", 4)])

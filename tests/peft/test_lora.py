@@ -107,6 +107,11 @@ def test_what_can_not_be_exported_is_refused(tmp_path):
     model.merge_adapter()
     with pytest.raises(ValueError, match="merged"):
         save_as_lora(model, tmp_path)
+    for options in ({"dilation": 2}, {"padding": 1, "padding_mode": "circular"}):
+        base = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3, **options))
+        model = get_peft_model(base, HouseholderConfig(r=2, target_modules=["0"]))
+        with pytest.raises(NotImplementedError, match="LoRA ignores dilation"):
+            save_as_lora(model, tmp_path)
 
 
 def test_loads_in_a_process_without_cwy(tmp_path):

@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import BertConfig, BertModel
 
+from cwy import cudagraph
 from cwy.experiments.data import DataError
 from cwy.experiments.engine import task
 from cwy.experiments.retrieval import encoder, half, sentences, sweep, tokens, weights
@@ -58,11 +59,11 @@ def tatoeba(monkeypatch, tmp_path):
     monkeypatch.setattr(sentences, "HELD_OUT", 50)
 
 
-def make(folder, method="cwy", **given):
+def make(folder, method="cwy", device=CPU, **given):
     given = {"weights": folder, "batch_size": 16, "length": 8, "rank": 4, "lr": 0.01, **given}
     texts = tuple(f"{key}={value}" for key, value in given.items())
     chosen = task.settings("retrieval/small", method, 0, texts)
-    return task.load("retrieval")(chosen, CPU)
+    return task.load("retrieval")(chosen, device)
 
 
 def test_no_held_out_sentence_is_in_training(tatoeba):
@@ -132,6 +133,28 @@ def test_every_method_starts_as_the_encoder_and_learns(folder, tatoeba, method):
     if method.startswith("cwy"):
         assert found["orthogonality_error"] < 1e-5
     assert retrieval.facts["trained parameters"] == sum(p.numel() for p in trained)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("method", METHODS)
+def test_a_step_is_captured(folder, tatoeba, method):
+    retrieval = make(folder, method, torch.device("cuda"))
+    model = retrieval.model()
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.Adam(trained, lr=0.01, capturable=True)
+
+    def step(english, spanish):
+        with torch.autocast("cuda", torch.bfloat16):
+            loss, _ = retrieval.loss(model, (english, spanish))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    train = cudagraph.capture(step)
+    losses = [train(*retrieval.batch(number)).item() for number in range(12)]
+    assert train.settled
+    assert sum(losses[-3:]) < sum(losses[:3])
 
 
 def test_the_right_sentence_first_is_all_there_is(folder, tatoeba):

@@ -117,6 +117,12 @@ def _as_convolutions(base: nn.Module, low_rank: LowRank) -> LowRank:
     """Return factors in the shape of a LoRA's weights: kernels, if the layer is a convolution."""
     if not isinstance(base, nn.Conv2d):
         return low_rank
+    if any(step != 1 for step in base.dilation) or base.padding_mode != "zeros":
+        raise NotImplementedError(
+            f"save_as_lora: PEFT's LoRA ignores dilation={base.dilation} and padding_mode="
+            f"{base.padding_mode!r} of a convolution. Leave it out with exclude_modules, or merge "
+            "the adapter."
+        )
     kernel = base.weight.shape[1:]
     return LowRank(low_rank.a.reshape(-1, *kernel), low_rank.b[..., None, None])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from peft.mapping import (
@@ -26,6 +27,16 @@ class TogetherModel(BaseTuner):
         """Create the layers of an adapter."""
         super().inject_adapter(model, *args, **kwargs)
         attach(model, OrthogonalLayer)
+
+    def _enable_peft_forward_hooks(self, *args: Any, **kwargs: Any) -> AbstractContextManager[None]:
+        # PEFT asks for this before each pass, and then drops the argument.
+        if kwargs.get("adapter_names") is not None:
+            raise NotImplementedError(
+                "cwy.peft: adapter_names can't be used, because a batch has the active adapters "
+                "only. Call set_adapter for each part of the batch, or export the adapters by "
+                "cwy.peft.save_as_lora: PEFT's LoRA takes adapter_names."
+            )
+        return nullcontext()
 
     def _unload_and_optionally_merge(self, *args: Any, **kwargs: Any) -> Any:
         model = super()._unload_and_optionally_merge(*args, **kwargs)

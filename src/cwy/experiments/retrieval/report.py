@@ -10,8 +10,8 @@ from ..report.runs import Run
 from ..report.words import listed
 
 LABELS = {
-    "cwy": "cwy, one side",
-    "cwy-both": "cwy, both sides",
+    "cwy": "cwy (one side)",
+    "cwy-both": "cwy (both sides)",
     "lora": "LoRA",
     "oft": "OFT",
     "hra": "HRA",
