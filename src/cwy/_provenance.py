@@ -35,12 +35,16 @@ def version(package: str) -> str:
 def commit(source: Path = Path(__file__).parent) -> str:
     """Return the git commit of a source folder.
 
-    "+dirty" is appended if the folder differs from the commit. If git does not track the folder,
-    as in a container, the result is the environment variable CWY_COMMIT, empty by default.
+    "+dirty" is appended if the folder differs from the commit. The result is empty if git does
+    not track the folder. The environment variable CWY_COMMIT comes first, for a copy of the source
+    without its history.
     """
+    stated = os.environ.get("CWY_COMMIT")
+    if stated:
+        return stated
     # An installed cwy may lie in a folder of somebody else's repository.
     if _git(source, "ls-files", "--error-unmatch", "__init__.py") is None:
-        return os.environ.get("CWY_COMMIT", "")
+        return ""
     name = _git(source, "rev-parse", "--short=12", "HEAD")
     if _git(source, "status", "--porcelain", "--", "."):
         return f"{name}+dirty"
