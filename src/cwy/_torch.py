@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch._higher_order_ops.scan import scan, scan_op
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.autograd import forward_ad
+from torch.autograd import Function, forward_ad
 from torch.nn.modules.conv import _ConvNd as ConvNd
 from torch.nn.utils.parametrize import ParametrizationList
 from torch.utils._pytree import tree_map_only
@@ -44,6 +44,7 @@ __all__ = [
     "originals",
     "own_child",
     "own_parameter",
+    "plain_apply",
     "saved_tensors_are_packed",
     "scan",
     "scan_op",
@@ -73,6 +74,14 @@ backward_number: Callable[[], int] = torch._C._current_graph_task_id
 def forward_mode_is_active() -> bool:
     """Return whether tensors may carry tangents of forward-mode AD."""
     return forward_ad._current_level >= 0
+
+
+def plain_apply(function: type[Function]) -> Callable[..., Any]:
+    """Return ``function.apply`` for callers that know that no transform of ``torch.func`` runs.
+
+    To ask again in each call takes a third of its time.
+    """
+    return super(Function, function).apply
 
 
 def saved_tensors_are_packed() -> bool:

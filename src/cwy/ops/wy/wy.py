@@ -1,6 +1,7 @@
 """The public functions on reflection vectors: check, choose a backend, compute, round once."""
 
 import math
+from collections.abc import Callable, Hashable
 from types import ModuleType
 from typing import NamedTuple
 
@@ -85,6 +86,39 @@ def _rounded(q: Tensor, v: Tensor, signs: Tensor | None) -> Tensor:
     return q.to(torch.promote_types(v.dtype, signs.dtype))
 
 
+_PLANNED: dict[Hashable, Callable[[Tensor, Tensor | None], Tensor]] = {}
+"""Calls by their signatures. They repeat no check, which took as long as a launch."""
+_MOST_PLANNED = 4096
+
+
+def _signature(call: str, v: Tensor, signs: Tensor | None, backend: str) -> Hashable:
+    """Return all that a planned call depends on, or None if only plain calls are planned.
+
+    A compiler must not see the plans: it would guard its program by them.
+    """
+    if not dispatch.is_plain_eager(v, signs):
+        return None
+    given = (call, backend, v.shape, v.dtype, v.device)
+    if signs is None:
+        return given
+    return (*given, signs.shape, signs.dtype, signs.device, signs.requires_grad)
+
+
+def _plan(
+    signature: Hashable, module: ModuleType, v: Tensor, signs: Tensor | None, wanted: str
+) -> None:
+    """Keep a call for the next tensors like these, if the backend has one."""
+    find = getattr(module, "planned", None)
+    if signature is None or find is None or v.dtype != torch.float32:
+        return
+    call = find(v, signs, wanted)
+    if call is None:
+        return
+    if len(_PLANNED) >= _MOST_PLANNED:
+        _PLANNED.clear()
+    _PLANNED[signature] = call
+
+
 def wy_factors(v: Tensor, *, backend: str = "auto") -> WY:
     r"""Compute the factors of a product of Householder reflections.
 
@@ -138,9 +172,13 @@ def cwy_matrix(v: Tensor, *, signs: Tensor | None = None, backend: str = "auto")
     References:
         Likhosherstov et al., CWY parametrization, 2021, Theorem 2.
     """
+    signature = _signature("cwy_matrix", v, signs, backend)
+    if signature is not None and signature in _PLANNED:
+        return _PLANNED[signature](v, signs)
     work = _check("cwy_matrix", "v", v, 2)
     _check_signs("cwy_matrix", signs, (*v.shape[:-2], v.shape[-2]), v.device)
     module = dispatch.choose("wy", backend, work)
+    _plan(signature, module, v, signs, "matrix")
     return _rounded(module.cwy_matrix(work, signs), v, signs)
 
 
@@ -167,6 +205,9 @@ def tcwy_matrix(v: Tensor, *, signs: Tensor | None = None, backend: str = "auto"
     References:
         Likhosherstov et al., CWY parametrization, 2021, Theorem 3.
     """
+    signature = _signature("tcwy_matrix", v, signs, backend)
+    if signature is not None and signature in _PLANNED:
+        return _PLANNED[signature](v, signs)
     work = _check("tcwy_matrix", "v", v, 2)
     n, m = v.shape[-2:]
     if m > n:
@@ -176,6 +217,7 @@ def tcwy_matrix(v: Tensor, *, signs: Tensor | None = None, backend: str = "auto"
         )
     _check_signs("tcwy_matrix", signs, (*v.shape[:-2], m), v.device)
     module = dispatch.choose("wy", backend, work)
+    _plan(signature, module, v, signs, "truncated")
     return _rounded(module.tcwy_matrix(work, signs), v, signs)
 
 
