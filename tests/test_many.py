@@ -77,13 +77,16 @@ def calls(model, monkeypatch):
     """A list that grows by one when a map computes a matrix."""
     made = []
     for kind in {type(one.map) for one in cwy.named_constraints(model)}:
-        before = kind.matrix
+        for name in ("matrix", "matrix_and_pull_back"):
+            before = getattr(kind, name)
 
-        def counted(self, *free, before=before):
-            made.append(self.batch)
-            return before(self, *free)
+            def counted(self, *free, before=before):
+                result = before(self, *free)
+                if result is not None:
+                    made.append(self.batch)
+                return result
 
-        monkeypatch.setattr(kind, "matrix", counted)
+            monkeypatch.setattr(kind, name, counted)
     return made
 
 

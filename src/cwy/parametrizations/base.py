@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, Protocol
 
@@ -13,6 +13,9 @@ from ..ops._linalg import check_orthonormal, double, nearest_orthogonal, polar
 
 Free = Tensor | tuple[Tensor, ...]
 """Free parameters: one tensor, or a tuple of them."""
+
+PullBack = Callable[[Tensor], Sequence[Tensor]]
+"""A backward pass: it takes the gradient of a matrix and returns those of the free parameters."""
 
 
 class Stack(Protocol):
@@ -148,6 +151,13 @@ class OrthogonalMap(nn.Module):
         if self.kernel is None:
             return weight
         return weight.reshape(self.kernel)
+
+    def matrix_and_pull_back(self, *free: Tensor) -> tuple[Tensor, PullBack] | None:
+        """Return the matrix and its backward pass, without a graph.
+
+        None where only autograd knows the derivative, as for most maps.
+        """
+        return None
 
     def as_matrix(self, weight: Tensor) -> Tensor:
         """Return a weight as matrices ``(*, rows, columns)``. Kernels are flattened."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..._torch import dispatch_mode_count, has_storage
 from .. import dispatch
+from .._precision import full_precision
 from ..checks import check_tensor, sign_error, wrong_sign
 
 
@@ -219,6 +220,52 @@ def tcwy_matrix(v: Tensor, *, signs: Tensor | None = None, backend: str = "auto"
     module = dispatch.choose("wy", backend, work)
     _plan(signature, module, v, signs, "truncated")
     return _rounded(module.tcwy_matrix(work, signs), v, signs)
+
+
+PullBack = Callable[[Tensor], Tensor]
+"""A backward pass: it takes the gradient of a result and returns that of the vectors."""
+
+
+def matrix_and_pull_back(
+    v: Tensor, signs: Tensor, *, truncated: bool = False
+) -> tuple[Tensor, PullBack] | None:
+    """Compute :func:`cwy_matrix` or :func:`tcwy_matrix` without a graph, and its backward pass.
+
+    Callers that have a graph of their own save the time of a second one.
+
+    Args:
+        v: ``(*, N, L)``, the reflection vectors.
+        signs: as in :func:`cwy_matrix`. They get no gradient.
+        truncated: whether only the first L columns are wanted.
+
+    Returns:
+        The matrix and its backward pass, or None for tensors of which only autograd knows it.
+    """
+    if not dispatch.is_plain_eager(v, signs):
+        return None
+    if v.dtype not in (torch.float32, torch.float64) or signs.dtype != v.dtype:
+        return None
+    n, size = v.shape[-2:]
+    columns = n
+    if truncated:
+        columns = size
+    _check_signs("cwy_matrix", signs, (*v.shape[:-2], columns), v.device)
+    module = dispatch.choose("wy", "auto", v)
+    device = v.device.type
+    with torch.no_grad(), full_precision(device):
+        if truncated:
+            result, *kept = module.forward_truncated(v, signs)
+        else:
+            result, *kept = module.forward_matrix(v, signs)
+            kept = [result, *kept]
+
+    def pull_back(gradient: Tensor) -> Tensor:
+        with torch.no_grad(), full_precision(device):
+            if truncated:
+                return module.backward_truncated(gradient, *kept, signs)
+            return module.backward_matrix(gradient, *kept, signs)
+
+    return result, pull_back
 
 
 def cwy_multiply(
