@@ -386,6 +386,19 @@ def _by_one_launch(v: Tensor, signs: Tensor | None, plan: fused.Plan) -> Tensor:
     return fused.result_only(plan, v, signs)
 
 
+def _plan_for(v: Tensor, signs: Tensor | None, wanted: fused.Result) -> fused.Plan | None:
+    """Return the plan for plain tensors like these, or None if one launch does not serve them."""
+    tier = tiers.choose(v)
+    way = tier.factors
+    if wanted == "matrix":
+        way = tier.matrix
+    if way is not Way.FUSED or v.dim() > 3:
+        return None
+    if signs is not None and (signs.dtype != v.dtype or signs.requires_grad):
+        return None
+    return fused.plan(v.shape, wanted, v.get_device())
+
+
 def planned(
     v: Tensor, signs: Tensor | None, wanted: fused.Result
 ) -> Callable[[Tensor, Tensor | None], Tensor] | None:
@@ -395,20 +408,37 @@ def planned(
         v, signs: as of :func:`cwy_matrix`. The backend can serve them.
         wanted: "matrix" or "truncated".
     """
-    tier = tiers.choose(v)
-    way = tier.factors
-    if wanted == "matrix":
-        way = tier.matrix
-    if way is not Way.FUSED or v.dim() > 3:
+    plan = _plan_for(v, signs, wanted)
+    if plan is None:
         return None
-    if signs is not None and (signs.dtype != v.dtype or signs.requires_grad):
-        return None
-    plan = fused.plan(v.shape, wanted, v.get_device())
 
     def call(v: Tensor, signs: Tensor | None) -> Tensor:
         if signs is not None:
             signs = signs.contiguous()
         return _by_one_launch(v, signs, plan)
+
+    return call
+
+
+def planned_passes(
+    v: Tensor, signs: Tensor, wanted: fused.Result
+) -> Callable[[Tensor, Tensor], tuple[Tensor, Callable[[Tensor], Tensor]]] | None:
+    """Return a call as :func:`planned`, whose result comes with its backward pass."""
+    plan = _plan_for(v, signs, wanted)
+    if plan is None:
+        return None
+
+    def call(v: Tensor, signs: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        signs = signs.contiguous()
+        kept, result = fused.packed_forward(plan, v.detach().contiguous(), signs)
+        q = None
+        if plan.forward.full_rank:
+            q = result
+
+        def pull_back(gradient: Tensor) -> Tensor:
+            return fused.packed_gradient(plan, kept, gradient.detach(), q, signs)
+
+        return result, pull_back
 
     return call
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Hashable
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -87,16 +87,18 @@ def _rounded(q: Tensor, v: Tensor, signs: Tensor | None) -> Tensor:
     return q.to(torch.promote_types(v.dtype, signs.dtype))
 
 
+PullBack = Callable[[Tensor], Tensor]
+"""A backward pass: it takes the gradient of a result and returns that of the vectors."""
+
 _PLANNED: dict[Hashable, Callable[[Tensor, Tensor | None], Tensor]] = {}
 """Calls by their signatures. They repeat no check, which took as long as a launch."""
+_PLANNED_PASSES: dict[Hashable, Callable[[Tensor, Tensor], tuple[Tensor, PullBack]]] = {}
+"""The same for :func:`matrix_and_pull_back`."""
 _MOST_PLANNED = 4096
 
 
 def _signature(call: str, v: Tensor, signs: Tensor | None, backend: str) -> Hashable:
-    """Return all that a planned call depends on, or None if only plain calls are planned.
-
-    A compiler must not see the plans: it would guard its program by them.
-    """
+    """Return all that a planned call depends on, or None for a call that is not planned."""
     if not dispatch.is_plain_eager(v, signs):
         return None
     given = (call, backend, v.shape, v.dtype, v.device)
@@ -105,19 +107,23 @@ def _signature(call: str, v: Tensor, signs: Tensor | None, backend: str) -> Hash
     return (*given, signs.shape, signs.dtype, signs.device, signs.requires_grad)
 
 
-def _plan(
-    signature: Hashable, module: ModuleType, v: Tensor, signs: Tensor | None, wanted: str
+def _keep(
+    kept: dict[Hashable, Any],
+    signature: Hashable,
+    find: Callable[..., Callable[..., Any] | None] | None,
+    v: Tensor,
+    signs: Tensor | None,
+    wanted: str,
 ) -> None:
-    """Keep a call for the next tensors like these, if the backend has one."""
-    find = getattr(module, "planned", None)
+    """Keep a call for the next tensors like these, if the backend finds one."""
     if signature is None or find is None or v.dtype != torch.float32:
         return
     call = find(v, signs, wanted)
     if call is None:
         return
-    if len(_PLANNED) >= _MOST_PLANNED:
-        _PLANNED.clear()
-    _PLANNED[signature] = call
+    if len(kept) >= _MOST_PLANNED:
+        kept.clear()
+    kept[signature] = call
 
 
 def wy_factors(v: Tensor, *, backend: str = "auto") -> WY:
@@ -174,12 +180,15 @@ def cwy_matrix(v: Tensor, *, signs: Tensor | None = None, backend: str = "auto")
         Likhosherstov et al., CWY parametrization, 2021, Theorem 2.
     """
     signature = _signature("cwy_matrix", v, signs, backend)
-    if signature is not None and signature in _PLANNED:
-        return _PLANNED[signature](v, signs)
+    # A compiler must not see the plans: it would guard its program by them.
+    if signature is not None:
+        planned = _PLANNED.get(signature)
+        if planned is not None:
+            return planned(v, signs)
     work = _check("cwy_matrix", "v", v, 2)
     _check_signs("cwy_matrix", signs, (*v.shape[:-2], v.shape[-2]), v.device)
     module = dispatch.choose("wy", backend, work)
-    _plan(signature, module, v, signs, "matrix")
+    _keep(_PLANNED, signature, getattr(module, "planned", None), v, signs, "matrix")
     return _rounded(module.cwy_matrix(work, signs), v, signs)
 
 
@@ -207,8 +216,11 @@ def tcwy_matrix(v: Tensor, *, signs: Tensor | None = None, backend: str = "auto"
         Likhosherstov et al., CWY parametrization, 2021, Theorem 3.
     """
     signature = _signature("tcwy_matrix", v, signs, backend)
-    if signature is not None and signature in _PLANNED:
-        return _PLANNED[signature](v, signs)
+    # A compiler must not see the plans: it would guard its program by them.
+    if signature is not None:
+        planned = _PLANNED.get(signature)
+        if planned is not None:
+            return planned(v, signs)
     work = _check("tcwy_matrix", "v", v, 2)
     n, m = v.shape[-2:]
     if m > n:
@@ -218,12 +230,8 @@ def tcwy_matrix(v: Tensor, *, signs: Tensor | None = None, backend: str = "auto"
         )
     _check_signs("tcwy_matrix", signs, (*v.shape[:-2], m), v.device)
     module = dispatch.choose("wy", backend, work)
-    _plan(signature, module, v, signs, "truncated")
+    _keep(_PLANNED, signature, getattr(module, "planned", None), v, signs, "truncated")
     return _rounded(module.tcwy_matrix(work, signs), v, signs)
-
-
-PullBack = Callable[[Tensor], Tensor]
-"""A backward pass: it takes the gradient of a result and returns that of the vectors."""
 
 
 def matrix_and_pull_back(
@@ -241,16 +249,24 @@ def matrix_and_pull_back(
     Returns:
         The matrix and its backward pass, or None for tensors of which only autograd knows it.
     """
-    if not dispatch.is_plain_eager(v, signs):
+    call = "cwy_matrix"
+    wanted = "matrix"
+    columns = v.shape[-2]
+    if truncated:
+        call = "tcwy_matrix"
+        wanted = "truncated"
+        columns = v.shape[-1]
+    signature = _signature(call, v, signs, "auto")
+    if signature is None:
         return None
+    planned = _PLANNED_PASSES.get(signature)
+    if planned is not None:
+        return planned(v, signs)
     if v.dtype not in (torch.float32, torch.float64) or signs.dtype != v.dtype:
         return None
-    n, size = v.shape[-2:]
-    columns = n
-    if truncated:
-        columns = size
-    _check_signs("cwy_matrix", signs, (*v.shape[:-2], columns), v.device)
+    _check_signs(call, signs, (*v.shape[:-2], columns), v.device)
     module = dispatch.choose("wy", "auto", v)
+    _keep(_PLANNED_PASSES, signature, getattr(module, "planned_passes", None), v, signs, wanted)
     device = v.device.type
     with torch.no_grad(), full_precision(device):
         if truncated:
