@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.nn.utils.parametrize import ParametrizationList
 
-from .._torch import own_child, own_parameter
+from .._torch import has_hooks, own_child, own_parameter, parametrizations_are_cached
+from .base import OrthogonalMap
 
 
 class Chain(ParametrizationList):
@@ -27,6 +28,34 @@ class Chain(ParametrizationList):
         if chart is None or free is None:
             return super().forward()
         return chart(free)
+
+    def plain_map(self) -> OrthogonalMap | None:
+        """Return the map if a caller may compute it by itself, for the same weight as a call's.
+
+        None if there are several maps or tensors, if hooks watch the calls, if torch keeps the
+        weight (``parametrize.cached``), or if it is computed together with others.
+        """
+        if len(self) != 1 or not self.is_tensor or parametrizations_are_cached():
+            return None
+        chart = own_child(self, "0")
+        if not isinstance(chart, OrthogonalMap) or chart.given is not None:
+            return None
+        if chart.kept is not None or (chart.stack is not None and chart.stack.serves):
+            return None
+        if has_hooks(self) or has_hooks(chart):
+            return None
+        return chart
+
+
+def own_chain(module: nn.Module, name: str) -> Chain | None:
+    """Return the parametrizations of a module's tensor if :func:`register` made them."""
+    chains = own_child(module, "parametrizations")
+    if chains is None:
+        return None
+    chain = own_child(chains, name)
+    if isinstance(chain, Chain):
+        return chain
+    return None
 
 
 def register(module: nn.Module, name: str, chart: nn.Module) -> None:
