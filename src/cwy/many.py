@@ -33,7 +33,7 @@ from ._torch import (
 from .api import orthogonal
 from .ops.dispatch import is_plain_eager
 from .parametrizations import OrthogonalMap
-from .parametrizations.base import PullBack
+from .parametrizations.base import PullBack, versions_of
 from .parametrizations.constraints import Constraint, generation, named_constraints
 from .parametrizations.reflections import ReflectionMap
 
@@ -81,7 +81,6 @@ class together:
         stacks = [stack for stack in _stacks(self._model) if stack.is_free()]
         for stack in stacks:
             stack.open()
-        # A fused step changes parameters without a new version.
         self._entered.append(_Entered(stacks, register_optimizer_step_post_hook(_count_step)))
 
     def __exit__(
@@ -105,12 +104,18 @@ class _Entered(NamedTuple):
     hook: Any
 
 
-_optimizer_steps = 0
+_steps_of: dict[int, int] = {}
+"""How many steps of optimizers changed a parameter inside of blocks, by its id.
+
+A fused step changes parameters without a new version. Steps for other models must not count: a
+recomputation would take its weights for outdated ones.
+"""
 
 
-def _count_step(*given: Any) -> None:
-    global _optimizer_steps
-    _optimizer_steps += 1
+def _count_step(optimizer: torch.optim.Optimizer, *given: Any) -> None:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            _steps_of[id(parameter)] = _steps_of.get(id(parameter), 0) + 1
 
 
 def constrain(
@@ -224,6 +229,8 @@ class _Calls:
         self._stacks = _stacks(model)
         self._watched = [_Watched(x) for one in named_constraints(model) for x in one.free]
         self._generation = generation()
+        for stack in self._stacks:
+            stack.introduce()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Calls:
         """Return one that finds its stacks at its first call. It belongs to a copy of the model."""
@@ -311,6 +318,27 @@ def _kept_weight(chart: OrthogonalMap, free: tuple[Tensor, ...]) -> Tensor | Non
     return kept.weight
 
 
+def _alone(chart: OrthogonalMap, free: tuple[Tensor, ...]) -> Tensor | None:
+    """Return the weight for a checkpointed region outside of a block, or None elsewhere.
+
+    A recomputation can't tell such a region from one inside a block. So the weight is computed and
+    kept in the same way for both, and they save the same tensors.
+    """
+    if not torch.is_grad_enabled() or not saved_tensors_are_packed():
+        return None
+    if not any(x.requires_grad for x in free) or chart.recomputed == versions_of(free):
+        return None
+    with _own_hooks():
+        weight = chart.compute(*free)
+    chart.kept = _Kept(weight, _versions(chart, free))
+    return weight
+
+
+def _own_hooks() -> saved_tensors_hooks:
+    """Return a context in which the hooks of a checkpoint see nothing."""
+    return saved_tensors_hooks(Tensor.detach, Tensor.detach)
+
+
 def _chain(member: Constraint) -> ParametrizationList | None:
     """Return the parametrizations of a weight, None if there are none any more."""
     if not parametrize.is_parametrized(member.module, member.name):
@@ -367,6 +395,12 @@ class _Stack:
         for member in self.members:
             member.map.given = None
 
+    def introduce(self) -> None:
+        """Let maps that know no other stack ask this one, also before the first block."""
+        for member in self.members:
+            if member.map.stack is None:
+                member.map.stack = self
+
     def open(self) -> None:
         """Let the maps ask this stack for their weights."""
         self._is_open = True
@@ -395,7 +429,7 @@ class _Stack:
         if backward_number() >= 0:
             return _kept_weight(chart, free)
         if not self._is_open:
-            return None
+            return _alone(chart, free)
         recording = self._learns and torch.is_grad_enabled()
         mode = (recording, torch.is_inference_mode_enabled())
         versions = _versions(chart, free)
@@ -409,6 +443,8 @@ class _Stack:
             self._computed[mode] = computed
         weight = computed.weights[place]
         if recording and saved_tensors_are_packed():
+            if chart.recomputed is not None and chart.recomputed == versions_of(free):
+                return None
             chart.kept = _Kept(weight, versions)
         return weight
 
@@ -495,9 +531,8 @@ def _state(chart: OrthogonalMap, name: str) -> Tensor:
 
 def _by_autograd(joint: OrthogonalMap, free: list[Tensor]) -> tuple[Tensor, PullBack]:
     """Return the weights, and the backward pass through a graph of their own."""
-    # Not a checkpoint's hooks: the recomputation does not come here.
-    own_hooks = saved_tensors_hooks(Tensor.detach, Tensor.detach)
-    with torch.enable_grad(), own_hooks:
+    # The recomputation of a checkpoint does not come here.
+    with torch.enable_grad(), _own_hooks():
         leaves = [x.detach().requires_grad_() for x in free]
         weights = joint(*leaves)
 
@@ -524,13 +559,13 @@ class _Together(Function):
 
     @staticmethod
     def backward(ctx, *gradients):
-        if any(g is None for g in gradients):
-            gradient = torch.zeros_like(ctx.weights)
-            for place, g in enumerate(gradients):
-                if g is not None:
-                    gradient[place] = g.detach()
-        else:
-            gradient = torch.stack(gradients).detach()
+        every = list(gradients)
+        for place, g in enumerate(gradients):
+            if g is None:
+                every[place] = torch.zeros_like(ctx.weights[place])
+        # A batch of gradients, as of a Jacobian, can't be detached.
+        with torch.no_grad():
+            gradient = torch.stack(every)
         kinds = [x.unbind(0) for x in ctx.pull_back(gradient)]
         found = []
         for place, g in enumerate(gradients):
@@ -562,9 +597,9 @@ class _Last(Function):
 
 def _versions(chart: OrthogonalMap, free: tuple[Tensor, ...]) -> tuple[int, ...]:
     """Return numbers that change when a parameter or a state is written to."""
-    numbers = [_optimizer_steps]
+    numbers = []
     for x in free:
-        numbers.append(x.requires_grad)
+        numbers += (x.requires_grad, _steps_of.get(id(x), 0))
         if not x.is_inference():
             numbers += (x._version, x.data_ptr())
     for name in chart.stacked_buffers or ():
