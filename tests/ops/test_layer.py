@@ -156,6 +156,26 @@ def nodes(y):
     return found
 
 
+def test_a_module_hands_over_its_weights_unless_others_watch_or_compute_them():
+    torch.manual_seed(0)
+    rnn = cwy.nn.OrthogonalRNN(4, 6, num_layers=2, dtype=torch.float64)
+    x = torch.randn(5, 3, 4, dtype=torch.float64)
+    call = (x, torch.zeros(3, 6, dtype=torch.float64), "_l0")
+    found = rnn._whole_layer(*call)
+    assert found is not None
+    torch.testing.assert_close(found, rnn._recur(*call, None, "all"))
+    with cwy.together(rnn):
+        assert rnn._whole_layer(*call) is None
+    with nn.utils.parametrize.cached():
+        assert rnn._whole_layer(*call) is None
+    hook = rnn.parametrizations.weight_hh_l0[0].register_forward_hook(lambda *given: None)
+    assert rnn._whole_layer(*call) is None
+    hook.remove()
+    assert rnn._whole_layer(*call) is not None
+    nn.utils.parametrize.register_parametrization(rnn, "weight_hh_l0", nn.Identity())
+    assert rnn._whole_layer(*call) is None
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("n", [32, 190, 300])

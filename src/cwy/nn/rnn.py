@@ -545,7 +545,9 @@ class OrthogonalRNN(_Recurrent):
 
     def _whole_layer(self, x: Tensor, h0: Tensor, suffix: str) -> tuple[Tensor, Tensor] | None:
         """Return what :meth:`_recur` does from one node of autograd, None if it can't serve."""
-        if self.backend != "auto" or not isinstance(self.nonlinearity, str):
+        if torch.compiler.is_compiling() or self.backend != "auto":
+            return None
+        if not isinstance(self.nonlinearity, str):
             return None
         chain = own_chain(self, f"weight_hh{suffix}")
         if chain is None:

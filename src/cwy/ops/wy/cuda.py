@@ -430,13 +430,13 @@ def planned_passes(
 
     def call(v: Tensor, signs: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         signs = signs.contiguous()
-        kept, result = fused.packed_forward(plan, v.detach().contiguous(), signs)
+        kept, result = fused.packed_forward(plan, v.contiguous(), signs)
         q = None
         if plan.forward.full_rank:
             q = result
 
         def pull_back(gradient: Tensor) -> Tensor:
-            return fused.packed_gradient(plan, kept, gradient.detach(), q, signs)
+            return fused.packed_gradient(plan, kept, gradient, q, signs)
 
         return result, pull_back
 
