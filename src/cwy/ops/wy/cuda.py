@@ -26,6 +26,7 @@ from .composite import sign_columns
 from .fused import Factors
 from .tiers import Tier, Way
 
+dispatch.forget_plans()
 _PRODUCTS = {Way.BLOCKED: blocked, Way.SPLIT_FP16: split_fp16}
 _NO_GRADIENTS = FactorGradients(None, None)
 
@@ -386,17 +387,15 @@ def _by_one_launch(v: Tensor, signs: Tensor | None, plan: fused.Plan) -> Tensor:
     return fused.result_only(plan, v, signs)
 
 
-def _plan_for(v: Tensor, signs: Tensor | None, wanted: fused.Result) -> fused.Plan | None:
-    """Return the plan for plain tensors like these, or None if one launch does not serve them."""
+def _takes_one_launch(v: Tensor, signs: Tensor | None, wanted: fused.Result) -> bool:
+    """Return whether one launch serves plain tensors like these, with the signs inside."""
     tier = tiers.choose(v)
     way = tier.factors
     if wanted == "matrix":
         way = tier.matrix
     if way is not Way.FUSED or v.dim() > 3:
-        return None
-    if signs is not None and (signs.dtype != v.dtype or signs.requires_grad):
-        return None
-    return fused.plan(v.shape, wanted, v.get_device())
+        return False
+    return signs is None or (signs.dtype == v.dtype and not signs.requires_grad)
 
 
 def planned(
@@ -408,14 +407,14 @@ def planned(
         v, signs: as of :func:`cwy_matrix`. The backend can serve them.
         wanted: "matrix" or "truncated".
     """
-    plan = _plan_for(v, signs, wanted)
-    if plan is None:
+    if not _takes_one_launch(v, signs, wanted):
         return None
+    device = v.get_device()
 
     def call(v: Tensor, signs: Tensor | None) -> Tensor:
         if signs is not None:
             signs = signs.contiguous()
-        return _by_one_launch(v, signs, plan)
+        return _by_one_launch(v, signs, fused.plan(v.shape, wanted, device))
 
     return call
 
@@ -424,11 +423,12 @@ def planned_passes(
     v: Tensor, signs: Tensor, wanted: fused.Result
 ) -> Callable[[Tensor, Tensor], tuple[Tensor, Callable[[Tensor], Tensor]]] | None:
     """Return a call as :func:`planned`, whose result comes with its backward pass."""
-    plan = _plan_for(v, signs, wanted)
-    if plan is None:
+    if not _takes_one_launch(v, signs, wanted):
         return None
+    device = v.get_device()
 
     def call(v: Tensor, signs: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        plan = fused.plan(v.shape, wanted, device)
         signs = signs.contiguous()
         kept, result = fused.packed_forward(plan, v.contiguous(), signs)
         q = None

@@ -90,12 +90,6 @@ def _rounded(q: Tensor, v: Tensor, signs: Tensor | None) -> Tensor:
 PullBack = Callable[[Tensor], Tensor]
 """A backward pass: it takes the gradient of a result and returns that of the vectors."""
 
-_PLANNED: dict[Hashable, Callable[[Tensor, Tensor | None], Tensor]] = {}
-"""Calls by their signatures. They repeat no check, which took as long as a launch."""
-_PLANNED_PASSES: dict[Hashable, Callable[[Tensor, Tensor], tuple[Tensor, PullBack]]] = {}
-"""The same for :func:`matrix_and_pull_back`."""
-_MOST_PLANNED = 4096
-
 
 def _signature(call: str, v: Tensor, signs: Tensor | None, backend: str) -> Hashable:
     """Return all that a planned call depends on, or None for a call that is not planned."""
@@ -108,7 +102,6 @@ def _signature(call: str, v: Tensor, signs: Tensor | None, backend: str) -> Hash
 
 
 def _keep(
-    kept: dict[Hashable, Any],
     signature: Hashable,
     find: Callable[..., Callable[..., Any] | None] | None,
     v: Tensor,
@@ -119,11 +112,8 @@ def _keep(
     if signature is None or find is None or v.dtype != torch.float32:
         return
     call = find(v, signs, wanted)
-    if call is None:
-        return
-    if len(kept) >= _MOST_PLANNED:
-        kept.clear()
-    kept[signature] = call
+    if call is not None:
+        dispatch.keep_plan(signature, call)
 
 
 def wy_factors(v: Tensor, *, backend: str = "auto") -> WY:
@@ -182,13 +172,13 @@ def cwy_matrix(v: Tensor, *, signs: Tensor | None = None, backend: str = "auto")
     signature = _signature("cwy_matrix", v, signs, backend)
     # A compiler must not see the plans: it would guard its program by them.
     if signature is not None:
-        planned = _PLANNED.get(signature)
+        planned = dispatch.planned(signature)
         if planned is not None:
             return planned(v, signs)
     work = _check("cwy_matrix", "v", v, 2)
     _check_signs("cwy_matrix", signs, (*v.shape[:-2], v.shape[-2]), v.device)
     module = dispatch.choose("wy", backend, work)
-    _keep(_PLANNED, signature, getattr(module, "planned", None), v, signs, "matrix")
+    _keep(signature, getattr(module, "planned", None), v, signs, "matrix")
     return _rounded(module.cwy_matrix(work, signs), v, signs)
 
 
@@ -218,7 +208,7 @@ def tcwy_matrix(v: Tensor, *, signs: Tensor | None = None, backend: str = "auto"
     signature = _signature("tcwy_matrix", v, signs, backend)
     # A compiler must not see the plans: it would guard its program by them.
     if signature is not None:
-        planned = _PLANNED.get(signature)
+        planned = dispatch.planned(signature)
         if planned is not None:
             return planned(v, signs)
     work = _check("tcwy_matrix", "v", v, 2)
@@ -230,7 +220,7 @@ def tcwy_matrix(v: Tensor, *, signs: Tensor | None = None, backend: str = "auto"
         )
     _check_signs("tcwy_matrix", signs, (*v.shape[:-2], m), v.device)
     module = dispatch.choose("wy", backend, work)
-    _keep(_PLANNED, signature, getattr(module, "planned", None), v, signs, "truncated")
+    _keep(signature, getattr(module, "planned", None), v, signs, "truncated")
     return _rounded(module.tcwy_matrix(work, signs), v, signs)
 
 
@@ -256,17 +246,17 @@ def matrix_and_pull_back(
         call = "tcwy_matrix"
         wanted = "truncated"
         columns = v.shape[-1]
-    signature = _signature(call, v, signs, "auto")
+    signature = _signature(f"{call} with its backward pass", v, signs, "auto")
     if signature is None:
         return None
-    planned = _PLANNED_PASSES.get(signature)
+    planned = dispatch.planned(signature)
     if planned is not None:
         return planned(v, signs)
     if v.dtype not in (torch.float32, torch.float64) or signs.dtype != v.dtype:
         return None
     _check_signs(call, signs, (*v.shape[:-2], columns), v.device)
     module = dispatch.choose("wy", "auto", v)
-    _keep(_PLANNED_PASSES, signature, getattr(module, "planned_passes", None), v, signs, wanted)
+    _keep(signature, getattr(module, "planned_passes", None), v, signs, wanted)
     device = v.device.type
     with torch.no_grad(), full_precision(device):
         if truncated:
