@@ -1,5 +1,6 @@
 """Many layers at once: the same numbers as one at a time, whatever happens in between."""
 
+import contextlib
 import copy
 
 import pytest
@@ -77,13 +78,16 @@ def calls(model, monkeypatch):
     """A list that grows by one when a map computes a matrix."""
     made = []
     for kind in {type(one.map) for one in cwy.named_constraints(model)}:
-        before = kind.matrix
+        for name in ("matrix", "matrix_and_pull_back"):
+            before = getattr(kind, name)
 
-        def counted(self, *free, before=before):
-            made.append(self.batch)
-            return before(self, *free)
+            def counted(self, *free, before=before):
+                result = before(self, *free)
+                if result is not None:
+                    made.append(self.batch)
+                return result
 
-        monkeypatch.setattr(kind, "matrix", counted)
+            monkeypatch.setattr(kind, name, counted)
     return made
 
 
@@ -504,3 +508,72 @@ def test_a_model_finds_its_stacks_again():
     free.requires_grad_(True)
     model(x)
     assert members() == before
+
+
+def halves(model, x, together):
+    """A loss of two checkpointed regions with one layer in common, the second together."""
+    first = checkpoint(model[0], x, use_reentrant=False)
+    block = contextlib.nullcontext()
+    if together:
+        block = cwy.together(model)
+    with block:
+        second = checkpoint(lambda x: model[1](model[0](x)), x, use_reentrant=False)
+    return first.sin().sum() + second.sin().sum()
+
+
+def test_checkpoints_alone_and_together_before_one_backward_pass():
+    x = torch.randn(5, 6, dtype=torch.float64)
+    model = stack()
+    parameters = [*model[:2].parameters()]
+    alone = torch.autograd.grad(halves(model, x, together=False), parameters)
+    fresh = stack()
+    fresh_parameters = [*fresh[:2].parameters()]
+    for _ in range(2):
+        # In the first round the block is the first that the layers see.
+        found = torch.autograd.grad(halves(fresh, x, together=True), fresh_parameters)
+        close(found, alone)
+        with torch.no_grad():
+            for x_ in (*parameters, *fresh_parameters):
+                x_.mul_(1.5)
+        alone = torch.autograd.grad(halves(model, x, together=False), parameters)
+
+
+def test_a_constrained_model_is_checkpointed_alone_and_together():
+    model = Checkpointed(None)
+    cwy.constrain(model, nn.Linear)
+    x = torch.randn(8, 8, dtype=torch.float64)
+    layer = next(one.module for one in cwy.named_constraints(model))
+    parameters = [*model.parameters()]
+    expected = torch.autograd.grad((model.whole(x).sum() + layer(x).sin().sum()), parameters)
+    alone = checkpoint(layer, x, use_reentrant=False)
+    loss = model(x).sum() + alone.sin().sum()
+    torch.testing.assert_close(torch.autograd.grad(loss, parameters), expected)
+
+
+def test_a_step_of_another_model_changes_no_recomputation():
+    model = stack()
+    other = nn.Linear(6, 1, dtype=torch.float64)
+    optimizer = torch.optim.Adam(other.parameters())
+    x = torch.randn(5, 6, dtype=torch.float64)
+    parameters = [*model[:2].parameters()]
+    expected = torch.autograd.grad(model[1](model[0](x)).sin().sum(), parameters)
+    with cwy.together(model):
+        y = checkpoint(lambda x: model[1](model[0](x)), x, use_reentrant=False)
+        other(y.detach()).sum().backward()
+        optimizer.step()
+        found = torch.autograd.grad(y.sin().sum(), parameters)
+    close(found, expected)
+
+
+@pytest.mark.parametrize("used", [3, 2])
+def test_batches_of_gradients(used):
+    model = stack()
+    x = torch.randn(2, 6, dtype=torch.float64)
+    layers = model[:used]
+    parameters = [*layers.parameters()]
+    directions = torch.eye(12, dtype=torch.float64).reshape(12, 2, 6)
+    options = {"is_grads_batched": True}
+    expected = torch.autograd.grad(layers(x), parameters, directions, **options)
+    with cwy.together(model):
+        found = torch.autograd.grad(layers(x), parameters, directions, **options)
+    close(found, expected)

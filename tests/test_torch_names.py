@@ -274,3 +274,36 @@ def test_more_programs_of_one_function_may_be_compiled():
         form = torch.compile(lambda x, n: x * n, backend="eager", fullgraph=True, dynamic=False)
         x = torch.ones(2)
         assert [form(x, n).sum().item() for n in (2, 3, 4)] == [4, 6, 8]
+
+
+def test_a_plain_call_of_a_function_is_differentiated():
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return 2 * x
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return 2 * gradient
+
+    x = torch.ones(3, requires_grad=True)
+    _torch.plain_apply(Twice)(x).sum().backward()
+    assert x.grad.tolist() == [2, 2, 2]
+
+
+def test_hooks_are_noticed():
+    layer = nn.Linear(2, 2)
+    assert not _torch.has_hooks(layer)
+    hook = layer.register_forward_hook(lambda *given: None)
+    assert _torch.has_hooks(layer)
+    hook.remove()
+    everywhere = nn.modules.module.register_module_forward_hook(lambda *given: None)
+    assert _torch.has_hooks(layer)
+    everywhere.remove()
+    assert not _torch.has_hooks(layer)
+
+
+def test_cached_parametrizations_are_noticed():
+    assert not _torch.parametrizations_are_cached()
+    with parametrize.cached():
+        assert _torch.parametrizations_are_cached()

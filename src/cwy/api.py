@@ -17,6 +17,7 @@ from .ops._linalg import double, gram_gap, matrix_error
 from .ops.checks import check_dense, check_tensor
 from .parametrizations import OrthogonalMap
 from .parametrizations.base import Free
+from .parametrizations.chain import register
 from .parametrizations.constraints import Constraint, named_constraints, note_change
 from .parametrizations.loading import take_no_plain_weights, take_plain_weights
 from .parametrizations.marks import OnManifold, keep, on_manifold, release
@@ -123,7 +124,7 @@ def orthogonal(
     else:
         with torch.no_grad(), chart.starting_at(start):
             try:
-                parametrize.register_parametrization(module, name, chart)
+                register(module, name, chart)
             except Exception:
                 # torch puts the free parameters into the weight's own memory before it checks them.
                 weight.data = before

@@ -14,9 +14,10 @@ from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrizations, parametrize
+from torch.nn.utils import parametrizations
 
 from .api import find_weight
+from .parametrizations.chain import register
 from .registry import METHODS
 
 __all__ = ["orthogonal", "patch_torch"]
@@ -84,7 +85,7 @@ def orthogonal(
     else:
         start = chart.right_inverse(_initial(weight, orthogonal_map, use_trivialization))
     with torch.no_grad(), chart.starting_at(start):
-        parametrize.register_parametrization(module, name, chart)
+        register(module, name, chart)
     # It was the gradient of the weight, not of the free parameters.
     weight.grad = None
     return module

@@ -31,7 +31,9 @@ from ._torch import (
     transform_is_active,
 )
 from .api import orthogonal
+from .ops.dispatch import is_plain_eager
 from .parametrizations import OrthogonalMap
+from .parametrizations.base import PullBack, versions_of
 from .parametrizations.constraints import Constraint, generation, named_constraints
 from .parametrizations.reflections import ReflectionMap
 
@@ -79,7 +81,6 @@ class together:
         stacks = [stack for stack in _stacks(self._model) if stack.is_free()]
         for stack in stacks:
             stack.open()
-        # A fused step changes parameters without a new version.
         self._entered.append(_Entered(stacks, register_optimizer_step_post_hook(_count_step)))
 
     def __exit__(
@@ -103,12 +104,18 @@ class _Entered(NamedTuple):
     hook: Any
 
 
-_optimizer_steps = 0
+_steps_of: dict[int, int] = {}
+"""How many steps of optimizers changed a parameter inside of blocks, by its id.
+
+A fused step changes parameters without a new version. Steps for other models must not count: a
+recomputation would take its weights for outdated ones.
+"""
 
 
-def _count_step(*given: Any) -> None:
-    global _optimizer_steps
-    _optimizer_steps += 1
+def _count_step(optimizer: torch.optim.Optimizer, *given: Any) -> None:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            _steps_of[id(parameter)] = _steps_of.get(id(parameter), 0) + 1
 
 
 def constrain(
@@ -222,6 +229,8 @@ class _Calls:
         self._stacks = _stacks(model)
         self._watched = [_Watched(x) for one in named_constraints(model) for x in one.free]
         self._generation = generation()
+        for stack in self._stacks:
+            stack.introduce()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Calls:
         """Return one that finds its stacks at its first call. It belongs to a copy of the model."""
@@ -309,6 +318,27 @@ def _kept_weight(chart: OrthogonalMap, free: tuple[Tensor, ...]) -> Tensor | Non
     return kept.weight
 
 
+def _alone(chart: OrthogonalMap, free: tuple[Tensor, ...]) -> Tensor | None:
+    """Return the weight for a checkpointed region outside of a block, or None elsewhere.
+
+    A recomputation can't tell such a region from one inside a block. So the weight is computed and
+    kept in the same way for both, and they save the same tensors.
+    """
+    if not torch.is_grad_enabled() or not saved_tensors_are_packed():
+        return None
+    if not any(x.requires_grad for x in free) or chart.recomputed == versions_of(free):
+        return None
+    with _own_hooks():
+        weight = chart.compute(*free)
+    chart.kept = _Kept(weight, _versions(chart, free))
+    return weight
+
+
+def _own_hooks() -> saved_tensors_hooks:
+    """Return a context in which the hooks of a checkpoint see nothing."""
+    return saved_tensors_hooks(Tensor.detach, Tensor.detach)
+
+
 def _chain(member: Constraint) -> ParametrizationList | None:
     """Return the parametrizations of a weight, None if there are none any more."""
     if not parametrize.is_parametrized(member.module, member.name):
@@ -328,6 +358,7 @@ class _Stack:
         self.members = members
         self.is_stale = False
         self._requires_grad = [x.requires_grad for x in members[0].free]
+        self._learns = any(self._requires_grad)
         self._places = {
             (id(member.map), id(member.free[0])): place for place, member in enumerate(members)
         }
@@ -364,6 +395,12 @@ class _Stack:
         for member in self.members:
             member.map.given = None
 
+    def introduce(self) -> None:
+        """Let maps that know no other stack ask this one, also before the first block."""
+        for member in self.members:
+            if member.map.stack is None:
+                member.map.stack = self
+
     def open(self) -> None:
         """Let the maps ask this stack for their weights."""
         self._is_open = True
@@ -391,23 +428,29 @@ class _Stack:
             return None
         if backward_number() >= 0:
             return _kept_weight(chart, free)
-        if not self._is_open or any(x.is_inference() for x in free):
-            return None
-        place = self._places.get((id(chart), id(free[0])))
-        if place is None or [x.requires_grad for x in free] != self._requires_grad:
-            self.is_stale = True
-            return None
-        recording = any(self._requires_grad) and torch.is_grad_enabled()
+        if not self._is_open:
+            return _alone(chart, free)
+        recording = self._learns and torch.is_grad_enabled()
         mode = (recording, torch.is_inference_mode_enabled())
         versions = _versions(chart, free)
+        place = self._places.get((id(chart), id(free[0])))
         computed = self._computed.get(mode)
-        if computed is None or computed.versions[place] != versions:
+        if place is None or computed is None or computed.versions[place] != versions:
+            if place is None or not self._still_fits(free):
+                self.is_stale = True
+                return None
             computed = self._compute(recording)
             self._computed[mode] = computed
         weight = computed.weights[place]
         if recording and saved_tensors_are_packed():
+            if chart.recomputed is not None and chart.recomputed == versions_of(free):
+                return None
             chart.kept = _Kept(weight, versions)
         return weight
+
+    def _still_fits(self, free: tuple[Tensor, ...]) -> bool:
+        """Return whether a member's parameters are learned or frozen as when it was found."""
+        return [x.requires_grad for x in free] == self._requires_grad
 
     def _compute(self, recording: bool) -> _Computed:
         """Compute the weights of all members."""
@@ -430,57 +473,101 @@ class _Stack:
         return tuple(weights)
 
     def stacked_free(self) -> list[Tensor]:
-        """Return the free parameters, each kind of them stacked along a new first dimension."""
+        """Return the free parameters, each kind of them stacked along a new first dimension.
+
+        It is called where no graph is recorded.
+        """
         kinds = zip(*(member.free for member in self.members), strict=True)
-        return [torch.stack([x.detach() for x in kind]) for kind in kinds]
+        return [torch.stack(kind) for kind in kinds]
+
+    def joint(self) -> OrthogonalMap:
+        """Return one map that has the states of all members, for stacked free parameters."""
+        first = self.members[0].map
+        buffers = dict(first._buffers)
+        for name in first.stacked_buffers or ():
+            if name in buffers:
+                buffers[name] = torch.stack([_state(member.map, name) for member in self.members])
+        # A copy by copy.copy takes ten times as long.
+        joint = object.__new__(type(first))
+        attributes = vars(first) | {
+            "batch": (len(self.members), *first.batch),
+            "kernel": None,
+            "stack": None,
+            "_buffers": buffers,
+        }
+        vars(joint).update(attributes)
+        return joint
 
     def form(self, free: Sequence[Tensor]) -> Tensor:
-        """Compute the weights of stacked free parameters by one map that has all of the states."""
-        first = self.members[0].map
-        joint = copy.copy(first)
-        joint.batch = (len(self.members), *first.batch)
-        joint._buffers = dict(first._buffers)
-        for name in first.stacked_buffers or ():
-            if name in joint._buffers:
-                states = [member.map.get_buffer(name) for member in self.members]
-                joint._buffers[name] = torch.stack(states)
-        joint.kernel = None
-        return joint(*free)
+        """Compute the weights of stacked free parameters."""
+        return self.joint()(*free)
+
+    def weights_and_pull_back(self, free: list[Tensor]) -> tuple[Tensor, PullBack]:
+        """Compute the same with its backward pass, which may run several times."""
+        joint = self.joint()
+        found = joint.matrix_and_pull_back(*free)
+        if found is None:
+            return _by_autograd(joint, free)
+        weights, pull_back = found
+        if joint.wide:
+            weights = weights.mT.contiguous()
+
+        def plain_pull_back(gradient: Tensor) -> Sequence[Tensor]:
+            if not is_plain_eager(gradient):
+                _, by_autograd = _by_autograd(joint, free)
+                return by_autograd(gradient)
+            if joint.wide:
+                gradient = gradient.mT
+            return pull_back(gradient)
+
+        return weights, plain_pull_back
+
+
+def _state(chart: OrthogonalMap, name: str) -> Tensor:
+    state = chart._buffers[name]
+    assert state is not None
+    return state
+
+
+def _by_autograd(joint: OrthogonalMap, free: list[Tensor]) -> tuple[Tensor, PullBack]:
+    """Return the weights, and the backward pass through a graph of their own."""
+    # The recomputation of a checkpoint does not come here.
+    with torch.enable_grad(), _own_hooks():
+        leaves = [x.detach().requires_grad_() for x in free]
+        weights = joint(*leaves)
+
+    def pull_back(gradient: Tensor) -> Sequence[Tensor]:
+        with torch.enable_grad():
+            return torch.autograd.grad(weights, leaves, gradient, retain_graph=True)
+
+    return weights.detach(), pull_back
 
 
 class _Together(Function):
     """All weights of a stack, as a function of all of its free parameters.
 
-    The tensors that its backward pass takes are attributes, not saved tensors. So several backward
-    passes may go through it, as in gradient accumulation and checkpointing.
+    The tensors that its backward pass takes are not saved tensors. So several backward passes may
+    go through it, as in gradient accumulation and checkpointing.
     """
 
     @staticmethod
     def forward(ctx, stack, *flat):
-        # Not a checkpoint's hooks: the recomputation does not come here.
-        own_hooks = saved_tensors_hooks(Tensor.detach, Tensor.detach)
-        with torch.enable_grad(), own_hooks:
-            leaves = [x.requires_grad_() for x in stack.stacked_free()]
-            weights = stack.form(leaves)
-        ctx.leaves = leaves
+        weights, ctx.pull_back = stack.weights_and_pull_back(stack.stacked_free())
         ctx.weights = weights
         ctx.set_materialize_grads(False)
-        return weights.detach().unbind(0)
+        return weights.unbind(0)
 
     @staticmethod
     def backward(ctx, *gradients):
-        weights = ctx.weights
-        if any(g is None for g in gradients):
-            gradient = torch.zeros_like(weights)
-            for place, g in enumerate(gradients):
-                if g is not None:
-                    gradient[place] = g.detach()
-        else:
-            gradient = torch.stack([g.detach() for g in gradients])
-        with torch.enable_grad():
-            stacked = torch.autograd.grad(weights, ctx.leaves, gradient, retain_graph=True)
+        every = list(gradients)
+        for place, g in enumerate(gradients):
+            if g is None:
+                every[place] = torch.zeros_like(ctx.weights[place])
+        # A batch of gradients, as of a Jacobian, can't be detached.
+        with torch.no_grad():
+            gradient = torch.stack(every)
+        kinds = [x.unbind(0) for x in ctx.pull_back(gradient)]
         found = []
-        kinds = [x.unbind(0) for x in stacked]
         for place, g in enumerate(gradients):
             for kind in kinds:
                 # A layer that was not used has no gradient, as without the block.
@@ -510,11 +597,15 @@ class _Last(Function):
 
 def _versions(chart: OrthogonalMap, free: tuple[Tensor, ...]) -> tuple[int, ...]:
     """Return numbers that change when a parameter or a state is written to."""
-    states = [chart._buffers.get(name) for name in chart.stacked_buffers or ()]
-    numbers = [_optimizer_steps]
-    for x in (*free, *states):
-        if x is not None and not x.is_inference():
-            numbers += [x._version, x.data_ptr()]
+    numbers = []
+    for x in free:
+        numbers += (x.requires_grad, _steps_of.get(id(x), 0))
+        if not x.is_inference():
+            numbers += (x._version, x.data_ptr())
+    for name in chart.stacked_buffers or ():
+        state = chart._buffers.get(name)
+        if state is not None and not state.is_inference():
+            numbers += (state._version, state.data_ptr())
     return tuple(numbers)
 
 
@@ -538,8 +629,9 @@ def _kind(constraint: Constraint) -> tuple[Any, ...] | None:
     chart = constraint.map
     if chart.stacked_buffers is None:
         return None
-    if any(type(x) not in (Tensor, nn.Parameter) for x in constraint.free):
-        return None
+    for x in constraint.free:
+        if type(x) not in (Tensor, nn.Parameter) or x.is_inference():
+            return None
     plain = {
         name: value
         for name, value in vars(chart).items()

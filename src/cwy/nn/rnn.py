@@ -15,10 +15,12 @@ from torch.nn.utils.rnn import PackedSequence
 from .._torch import originals, unparametrized_class
 from ..api import orthogonal
 from ..ops.recurrence.factors import Reflections
+from ..ops.recurrence.layer import whole_layer
 from ..ops.recurrence.nonlinearities import NONLINEARITIES
 from ..ops.recurrence.rollout import run
 from ..ops.recurrence.spec import check_choices
 from ..parametrizations import CWY, METHODS
+from ..parametrizations.chain import own_chain
 from ..parametrizations.marks import on_manifold
 from .inputs import check_backend, check_counts, check_input, check_switches, name_of
 from .leaving import leaves
@@ -505,6 +507,10 @@ class OrthogonalRNN(_Recurrent):
         if leaves(self, f"weight_hh{suffix}"):
             backend = "reference"
             memory = "store"
+        if weight.is_cuda and memory == "store" and output == "all" and batch_sizes is None:
+            found = self._whole_layer(x, h0, suffix)
+            if found is not None:
+                return found
         weight_by_chunk = weight
         if memory == "store":
             # One product over all steps, the bias with it where it is not a threshold. Kernels add
@@ -536,6 +542,22 @@ class OrthogonalRNN(_Recurrent):
             if states is not None:
                 states = states.to(weight.dtype)
         return states, last
+
+    def _whole_layer(self, x: Tensor, h0: Tensor, suffix: str) -> tuple[Tensor, Tensor] | None:
+        """Return what :meth:`_recur` does from one node of autograd, None if it can't serve."""
+        if torch.compiler.is_compiling() or self.backend != "auto":
+            return None
+        if not isinstance(self.nonlinearity, str):
+            return None
+        chain = own_chain(self, f"weight_hh{suffix}")
+        if chain is None:
+            return None
+        chart = chain.plain_map()
+        if not isinstance(chart, CWY):
+            return None
+        weight = getattr(self, f"weight_ih{suffix}")
+        bias = getattr(self, f"bias_ih{suffix}", None)
+        return whole_layer(x, h0, chain.original, chart.signs, weight, bias, self.nonlinearity)
 
 
 def _copy(ours: nn.Module, theirs: nn.Module, suffix: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -89,6 +89,30 @@ def is_plain_eager(*tensors: Tensor | None) -> bool:
         if x is not None and (type(x) not in _PLAIN or not has_storage(x)):
             return False
     return True
+
+
+_PLANNED: dict[Hashable, Callable[..., Any]] = {}
+_MOST_PLANNED = 4096
+
+
+def planned(signature: Hashable) -> Callable[..., Any] | None:
+    """Return the call that serves a signature, or None if it is not known yet.
+
+    It repeats no check and no choice, which took as long as a launch.
+    """
+    return _PLANNED.get(signature)
+
+
+def keep_plan(signature: Hashable, call: Callable[..., Any]) -> None:
+    """Keep a call for all further tensors of one signature."""
+    if len(_PLANNED) >= _MOST_PLANNED:
+        _PLANNED.clear()
+    _PLANNED[signature] = call
+
+
+def forget_plans() -> None:
+    """Forget all calls: a backend was loaded again, perhaps with other constants."""
+    _PLANNED.clear()
 
 
 def choose(op: str, backend: str, *what: Any) -> ModuleType:

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from .._torch import saved_tensors_are_packed
 from ..ops._linalg import check_orthonormal, double, nearest_orthogonal, polar
 
 Free = Tensor | tuple[Tensor, ...]
 """Free parameters: one tensor, or a tuple of them."""
+
+PullBack = Callable[[Tensor], Sequence[Tensor]]
+"""A backward pass: it takes the gradient of a matrix and returns those of the free parameters."""
+
+
+def versions_of(free: tuple[Tensor, ...]) -> tuple[int, ...]:
+    """Return numbers that change when a parameter is written to."""
+    return tuple([x._version for x in free if not x.is_inference()])
 
 
 class Stack(Protocol):
@@ -56,6 +65,13 @@ class OrthogonalMap(nn.Module):
     kept: object = None
     """A weight that a checkpointed region used. Its recomputation asks for it again."""
 
+    recomputed: tuple[int, ...] | None = None
+    """The versions of the free parameters when a checkpointed region last computed the weight.
+
+    Its recomputation does so again. So no stack may serve the map in such a region, until the
+    parameters change.
+    """
+
     given: Tensor | None = None
     """The weight, inside a compiled program that computes all weights of a kind at once."""
 
@@ -88,7 +104,7 @@ class OrthogonalMap(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what belongs to a forward pass, not to the map."""
         state = dict(self.__dict__)
-        for name in ("stack", "kept", "given"):
+        for name in ("stack", "kept", "recomputed", "given"):
             state.pop(name, None)
         return state
 
@@ -137,10 +153,18 @@ class OrthogonalMap(nn.Module):
         if self.given is not None:
             return self.given
         # A compiler must not see the stack: it would guard its program by it.
-        if not torch.compiler.is_compiling() and self.stack is not None:
+        if torch.compiler.is_compiling():
+            return self.compute(*free)
+        if self.stack is not None:
             weight = self.stack.weight(self, free)
             if weight is not None:
                 return weight
+        elif saved_tensors_are_packed():
+            self.recomputed = versions_of(free)
+        return self.compute(*free)
+
+    def compute(self, *free: Tensor) -> Tensor:
+        """Return the weight of the free parameters, computed for this map alone."""
         weight = self.matrix(*free)
         if self.wide:
             # Contiguous, as layers expect their weights.
@@ -148,6 +172,13 @@ class OrthogonalMap(nn.Module):
         if self.kernel is None:
             return weight
         return weight.reshape(self.kernel)
+
+    def matrix_and_pull_back(self, *free: Tensor) -> tuple[Tensor, PullBack] | None:
+        """Return the matrix and its backward pass, without a graph.
+
+        None where only autograd knows the derivative, as for most maps.
+        """
+        return None
 
     def as_matrix(self, weight: Tensor) -> Tensor:
         """Return a weight as matrices ``(*, rows, columns)``. Kernels are flattened."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor
 
 from .. import ops
+from ..ops.wy.wy import matrix_and_pull_back
 from ..registry import register
 from .reflections import Length, ReflectionMap
 
@@ -49,6 +52,11 @@ class CWY(ReflectionMap):
 
     def product(self, v: Tensor, diagonal: Tensor) -> Tensor:
         return ops.cwy_matrix(v, signs=diagonal)
+
+    def product_and_pull_back(
+        self, v: Tensor, signs: Tensor
+    ) -> tuple[Tensor, Callable[[Tensor], Tensor]] | None:
+        return matrix_and_pull_back(v, signs)
 
     def product_times(self, v: Tensor, x: Tensor, adjoint: bool) -> Tensor:
         return ops.cwy_multiply(v, x, adjoint)

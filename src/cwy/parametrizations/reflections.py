@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from ..ops._linalg import double
 from ..ops.checks import wrong_sign_in
 from ..ops.wy.inverse import vectors_near
-from .base import Free, OrthogonalMap
+from .base import Free, OrthogonalMap, PullBack
 
 _ROUNDED = 0.02
 """A matrix rounded to bfloat16 is nearer than this to an orthogonal one, in the spectral norm."""
@@ -110,6 +111,21 @@ class ReflectionMap(OrthogonalMap):
 
     def matrix(self, v: Tensor, *z: Tensor) -> Tensor:
         return self.product(v, self.diagonal(z))
+
+    def product_and_pull_back(
+        self, v: Tensor, signs: Tensor
+    ) -> tuple[Tensor, Callable[[Tensor], Tensor]] | None:
+        """Return :meth:`product` and its backward pass, or None if only autograd knows it."""
+        return None
+
+    def matrix_and_pull_back(self, *free: Tensor) -> tuple[Tensor, PullBack] | None:
+        if len(free) > 1:
+            return None
+        found = self.product_and_pull_back(free[0], self.signs)
+        if found is None:
+            return None
+        matrix, product_pull_back = found
+        return matrix, lambda gradient: (product_pull_back(gradient),)
 
     def _times(self, free: tuple[Tensor, ...], x: Tensor, adjoint: bool) -> Tensor:
         v, *z = free

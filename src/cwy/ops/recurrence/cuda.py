@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .. import _nvrtc
+from .._precision import full_precision
 from . import tiling
 from . import torch as torch_backend
 from .nonlinearities import NONLINEARITIES, Nonlinearity
@@ -106,6 +107,7 @@ class CudaSteps(StepLoops):
     name = "cuda"
     chunk = 1024
     projects = True
+    in_kernels = True
 
     def run(
         self,
@@ -158,7 +160,9 @@ class CudaSteps(StepLoops):
         one = chunk.states
         if chunk.z is not None:
             one = chunk.z
-        inner = deltas.new_empty(deltas.shape[0], q.reflections or 0)
+        inner = None
+        if q.reflections is not None:
+            inner = deltas.new_empty(deltas.shape[0], q.reflections)
         _launch(
             ADJOINT,
             q,
@@ -209,10 +213,12 @@ class CudaSteps(StepLoops):
 
 
 CUDA = register(CudaSteps())
+loops = CUDA
+"""Who runs the steps."""
 
 
 def _transition_gradient(
-    q: Transition, chunk: Chunk, inner: Tensor, before: Tensor
+    q: Transition, chunk: Chunk, inner: Tensor | None, before: Tensor
 ) -> tuple[Tensor | None, ...]:
     r"""Return the gradients of the transition's tensors.
 
@@ -227,9 +233,11 @@ def _transition_gradient(
     if isinstance(q, Formed):
         return (product(deltas, rest, heads),)
     assert isinstance(q, LowRank)
+    assert inner is not None
     projected = chunk.projected
     if projected is None:
-        dw = product(deltas, rest @ q.y, heads @ q.y)
+        with full_precision("cuda"):
+            dw = product(deltas, rest @ q.y, heads @ q.y)
     else:
         first = chunk.sizes[0]
         dw = product(deltas, projected[first:], projected[:first])
@@ -252,16 +260,22 @@ def _launch(
     **tensors: Tensor | None,
 ) -> None:
     """Launch the kernel of a mode with the tensors of :data:`.tiling.Tensors`."""
-    given = {name: t.contiguous() for name, t in tensors.items() if t is not None}
-    for name in ("out", "rounded", "extra", "end", "dbias"):
-        assert given.get(name) is tensors.get(name), "what is written must be contiguous"
+    addresses = {}
+    # Copies must live until the launch.
+    given = {}
+    for name, tensor in tensors.items():
+        if tensor is not None:
+            given[name] = laid_out = tensor.contiguous()
+            addresses[name] = laid_out.data_ptr()
+            assert laid_out is tensor or name not in _WRITTEN, "what is written must be contiguous"
+    one = given["one"]
     n = given["end"].shape[-1]
     batch = sizes[0]
-    packed = sizes[0] != sizes[-1]
+    packed = batch != sizes[-1]
     if packed:
-        packing = _kept(_packing(tuple(sizes), given["one"].device))
-        given["offsets"], given["lengths"] = packing
-    addresses = {name: t.data_ptr() for name, t in given.items()}
+        offsets, lengths = _kept(_packing(tuple(sizes), one.device))
+        addresses["offsets"] = offsets.data_ptr()
+        addresses["lengths"] = lengths.data_ptr()
     fields = tiling.Tensors(n=n, batch=batch, steps=len(sizes), **addresses)
     variant = tiling.Variant(
         mode=mode,
@@ -270,12 +284,16 @@ def _launch(
         reads_two="two" in given,
         writes_out="out" in given,
         writes_extra="extra" in given,
-        one=given["one"].dtype,
+        one=one.dtype,
         two=_dtype_of(given.get("two")),
         rounded=_dtype_of(given.get("rounded")),
     )
-    launch = _prepared(n, q.reflections, batch, variant, given["one"].get_device())
+    launch = _prepared(n, q.reflections, batch, variant, one.get_device())
     launch(*_arguments(mode, q, fields, inner))
+
+
+_WRITTEN = frozenset(("out", "rounded", "extra", "end", "dbias"))
+"""The tensors that kernels write to."""
 
 
 def _dtype_of(x: Tensor | None) -> torch.dtype:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from .._precision import full_precision
 from . import graphs
 from .convolved import rows_like
 from .nonlinearities import Nonlinearity
@@ -128,11 +130,13 @@ class StepLoops:
         name: identifies them in the arguments of the op ``cwy::rollout``.
         chunk: steps of a chunk whose states are recovered.
         projects: whether :meth:`run` can write $Y^H h$ of a transition in low-rank form.
+        in_kernels: whether its own kernels compute everything, whatever torch's flags are.
     """
 
     name: str
     chunk: int
     projects: bool = False
+    in_kernels: bool = False
 
     def run(
         self,
@@ -208,6 +212,13 @@ class StepLoops:
 
 LOOPS: dict[str, StepLoops] = {}
 """All step loops by name. An op's arguments are strings and numbers."""
+
+
+def exactly(loops: StepLoops, device: str) -> AbstractContextManager[None]:
+    """Hold off reduced precision on a device type, where torch's products run the steps."""
+    if loops.in_kernels:
+        return nullcontext()
+    return full_precision(device)
 
 
 def register(loops: StepLoops) -> StepLoops:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -60,8 +61,7 @@ Tensors = _nvrtc.structure(
 )
 
 
-@dataclass(frozen=True)
-class Variant:
+class Variant(NamedTuple):
     """What a kernel is compiled for, apart from sizes.
 
     Attributes:

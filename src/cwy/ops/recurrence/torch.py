@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from ..._torch import below_autograd, dispatch_mode_count, has_storage
+from ..._torch import below_autograd, dispatch_mode_count, has_storage, plain_apply
 from .._library import define
-from .._precision import full_precision, in_full_precision
+from .._precision import in_full_precision
 from ..dispatch import is_plain_eager
 from . import chunks
 from .chunks import Gradients, Plan, Results, Saved
 from .convolved import gradient_like, rows_like, transition_of
 from .nonlinearities import NONLINEARITIES, named
 from .spec import Request, RolloutSpec, name_of
-from .steps import LOOPS, TORCH, Cell, Chunk, StepLoops
+from .steps import LOOPS, TORCH, Cell, Chunk, StepLoops, exactly
 from .transition import FixedDiagonal, Transition
 
 
@@ -42,6 +42,10 @@ def prefers_low_rank(n: int, reflections: int, rows: int) -> bool:
     low_rank = 16 * n * reflections * rows
     formed = 6 * n * n * rows + 12 * n * n * reflections
     return low_rank < formed
+
+
+loops = TORCH
+"""Who runs the steps."""
 
 
 def rollout(
@@ -68,7 +72,7 @@ def rollout(
     if _seen(given):
         results = _forward_op(x, h0, q, bias, weight, **_op_arguments(spec, loops))
     elif _stores_everything(spec, weight):
-        results = _Stored.apply(x, h0, bias, spec, loops, *q)
+        results = _apply_stored(x, h0, bias, spec, loops, *q)
     else:
         # An op's call takes apart a list of T sizes, twice, which is longer than a kernel runs.
         results = _Rollout.apply(x, h0, bias, weight, spec, loops, *q)
@@ -172,7 +176,7 @@ class _Rollout(Function):
 
     @staticmethod
     def backward(ctx, grad_states, grad_last, *_):
-        x, h0, bias, weight, states, hn, kept_z, starts, *q = _saved_tensors(ctx)
+        x, h0, bias, weight, states, hn, kept_z, starts, *q = saved_by(ctx)
         spec = ctx.spec
         if grad_states is not None and spec.last and not grad_states.shape[0]:
             grad_states = None  # only the last states were wanted
@@ -223,7 +227,7 @@ class _Stored(Function):
         projected = None
         if loops.projects and transition.reflections is not None and any(ctx.needs_input_grad):
             projected = h0.new_empty(rows, transition.reflections)
-        with below_autograd(), full_precision(h0.device.type):
+        with below_autograd(), exactly(loops, h0.device.type):
             last = loops.run(
                 Cell(transition, f, bias),
                 spec.every_size,
@@ -245,7 +249,7 @@ class _Stored(Function):
 
     @staticmethod
     def backward(ctx, grad_states, grad_last):
-        h0, bias, states, z, projected, *q = _saved_tensors(ctx)
+        h0, bias, states, z, projected, *q = saved_by(ctx)
         if grad_states is None and grad_last is None:
             return None, None, None, None, None, *(None for _ in q)
         if torch.is_grad_enabled() or not is_plain_eager(grad_states, grad_last):
@@ -266,9 +270,12 @@ class _Stored(Function):
         if ctx.x_dtype != h0.dtype:
             dx = rounded = rows_like(h0, states.shape[0], ctx.x_dtype)
         chunk = Chunk(ctx.spec.every_size, grad_states, deltas, states, z, rounded, projected)
-        with full_precision(h0.device.type):
+        with exactly(ctx.loops, h0.device.type):
             found = ctx.loops.adjoint(cell, chunk, before=h0, carry=h0[:0], grad_last=grad_last)
         return dx, found.carry, found.bias, None, None, *found.transition
+
+
+_apply_stored = plain_apply(_Stored)
 
 
 def _call_backward_op(ctx, saved, q, bias, weight, grad_states, grad_last) -> Gradients:
@@ -291,7 +298,7 @@ def _call_backward_op(ctx, saved, q, bias, weight, grad_states, grad_last) -> Gr
     return Gradients(dx, dh0, dq, dbias, dweight)
 
 
-def _saved_tensors(ctx) -> tuple[Any, ...]:
+def saved_by(ctx) -> tuple[Any, ...]:
     """Return what the forward pass saved. Explain it if a caller wrote to its output since."""
     try:
         return ctx.saved_tensors

@@ -7,13 +7,14 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from ..._torch import dispatch_mode_count, has_storage
+from ..._torch import dispatch_mode_count, has_storage, plain_apply
 from .. import _nvrtc, dispatch
 from .._linalg import add_product_
 from .._precision import in_full_precision
@@ -25,6 +26,7 @@ from .composite import sign_columns
 from .fused import Factors
 from .tiers import Tier, Way
 
+dispatch.forget_plans()
 _PRODUCTS = {Way.BLOCKED: blocked, Way.SPLIT_FP16: split_fp16}
 _NO_GRADIENTS = FactorGradients(None, None)
 
@@ -137,30 +139,34 @@ class _Fused(Function):
     """What one launch computes each way: a "matrix", or a "truncated" one."""
 
     @staticmethod
-    def forward(ctx, v, signs, wanted):
+    def forward(ctx, v, signs, plan):
         v = v.contiguous()
-        kept, result = fused.packed_forward(v, wanted, signs)
+        kept, result = fused.packed_forward(plan, v, signs)
         q = None
-        if wanted == "matrix" and v.shape[-1] >= v.shape[-2]:
+        if plan.forward.full_rank:
             q = result
         ctx.save_for_backward(v, kept, q, signs)
-        ctx.wanted = wanted
+        ctx.plan = plan
         return result
 
     @staticmethod
     def backward(ctx, z):
         v, kept, q, signs = ctx.saved_tensors
+        plan = ctx.plan
         if not _needs_aten(z):
-            return fused.packed_gradient(kept, v, ctx.wanted, z, q, signs), None, None
-        reciprocal = fused.unpack(kept, v, ctx.wanted).reciprocal
+            return fused.packed_gradient(plan, kept, z, q, signs), None, None
+        reciprocal = fused.unpack(kept, plan).reciprocal
         u, t = _Factors.apply(v)
         saved = Saved(v, u, t, reciprocal)
         z = _signed(z, signs)
-        if ctx.wanted == "truncated":
+        if plan.wanted == "truncated":
             return analytic.truncated_backward(saved, z, _NO_GRADIENTS), None, None
         if q is not None:
             q = sign_columns(q, signs)
         return analytic.matrix_backward(saved, q, z, _NO_GRADIENTS), None, None
+
+
+_apply_fused = plain_apply(_Fused)
 
 
 class _Wide(Function):
@@ -374,11 +380,67 @@ def _kernel_signs(signs: Tensor | None, v: Tensor) -> Tensor | None:
     return _flat_signs(signs)
 
 
-def _by_one_launch(v: Tensor, signs: Tensor | None, wanted: fused.Result) -> Tensor:
+def _by_one_launch(v: Tensor, signs: Tensor | None, plan: fused.Plan) -> Tensor:
     """Return a result, and keep what its gradient takes only if there will be one."""
     if v.requires_grad and torch.is_grad_enabled():
-        return _Fused.apply(v, signs, wanted)
-    return fused.result_only(v, wanted, signs)
+        return _apply_fused(v, signs, plan)
+    return fused.result_only(plan, v, signs)
+
+
+def _takes_one_launch(v: Tensor, signs: Tensor | None, wanted: fused.Result) -> bool:
+    """Return whether one launch serves plain tensors like these, with the signs inside."""
+    tier = tiers.choose(v)
+    way = tier.factors
+    if wanted == "matrix":
+        way = tier.matrix
+    if way is not Way.FUSED or v.dim() > 3:
+        return False
+    return signs is None or (signs.dtype == v.dtype and not signs.requires_grad)
+
+
+def planned(
+    v: Tensor, signs: Tensor | None, wanted: fused.Result
+) -> Callable[[Tensor, Tensor | None], Tensor] | None:
+    """Return a call for plain tensors like these, which asks nothing again, or None.
+
+    Args:
+        v, signs: as of :func:`cwy_matrix`. The backend can serve them.
+        wanted: "matrix" or "truncated".
+    """
+    if not _takes_one_launch(v, signs, wanted):
+        return None
+    device = v.get_device()
+
+    def call(v: Tensor, signs: Tensor | None) -> Tensor:
+        if signs is not None:
+            signs = signs.contiguous()
+        return _by_one_launch(v, signs, fused.plan(v.shape, wanted, device))
+
+    return call
+
+
+def planned_passes(
+    v: Tensor, signs: Tensor, wanted: fused.Result
+) -> Callable[[Tensor, Tensor], tuple[Tensor, Callable[[Tensor], Tensor]]] | None:
+    """Return a call as :func:`planned`, whose result comes with its backward pass."""
+    if not _takes_one_launch(v, signs, wanted):
+        return None
+    device = v.get_device()
+
+    def call(v: Tensor, signs: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        plan = fused.plan(v.shape, wanted, device)
+        signs = signs.contiguous()
+        kept, result = fused.packed_forward(plan, v.contiguous(), signs)
+        q = None
+        if plan.forward.full_rank:
+            q = result
+
+        def pull_back(gradient: Tensor) -> Tensor:
+            return fused.packed_gradient(plan, kept, gradient, q, signs)
+
+        return result, pull_back
+
+    return call
 
 
 def wy_factors(v: Tensor) -> tuple[Tensor, Tensor]:
@@ -392,7 +454,7 @@ def cwy_matrix(v: Tensor, signs: Tensor | None = None) -> Tensor:
     flat = _flat(v)
     inside = _kernel_signs(signs, v)
     if tiers.choose(flat).matrix is Way.FUSED:
-        q = _by_one_launch(flat, inside, "matrix")
+        q = _by_one_launch(flat, inside, fused.plan(flat.shape, "matrix", flat.get_device()))
     elif flat.shape[-1] >= flat.shape[-2]:
         q = _Wide.apply(flat, inside)
     else:
@@ -408,7 +470,8 @@ def tcwy_matrix(v: Tensor, signs: Tensor | None = None) -> Tensor:
     flat = _flat(v)
     inside = _kernel_signs(signs, v)
     if tiers.choose(flat).factors is Way.FUSED:
-        omega = _by_one_launch(flat, inside, "truncated")
+        plan = fused.plan(flat.shape, "truncated", flat.get_device())
+        omega = _by_one_launch(flat, inside, plan)
     else:
         omega = _Truncated.apply(flat, inside)[0]
     if v.dim() > 3:

@@ -172,37 +172,77 @@ class Packed(NamedTuple):
     result: Tensor
 
 
-def packed_forward(v: Tensor, wanted: Result, signs: Tensor | None = None) -> Packed:
+@dataclass(frozen=True)
+class Plan:
+    """All that a result and its gradient take from the shape of v.
+
+    Attributes:
+        shape: of v.
+        wanted: "matrix" or "truncated".
+        device: the number of the GPU.
+        forward: the launch that keeps what the gradient takes.
+    """
+
+    shape: torch.Size
+    wanted: Result
+    device: int
+    forward: _ForwardPlan
+
+    @functools.cached_property
+    def result(self) -> _ForwardPlan:
+        """The launch that keeps nothing but the result."""
+        return _forward_plan(self.shape, self.wanted, False, self.device)
+
+    @functools.cached_property
+    def backward(self) -> _BackwardPlan:
+        """The launch of the gradient."""
+        kind = Kind.TRUNCATED
+        if self.wanted == "matrix":
+            kind = Kind.NARROW
+            if self.forward.full_rank:
+                kind = Kind.WIDE
+        return _backward_plan(kind, self.shape, self.device)
+
+
+@functools.lru_cache(maxsize=1024)
+def plan(shape: torch.Size, wanted: Result, device: int) -> Plan:
+    """Return the plan for vectors of a shape on a GPU."""
+    return Plan(shape, wanted, device, _forward_plan(shape, wanted, True, device))
+
+
+def packed_forward(plan: Plan, v: Tensor, signs: Tensor | None = None) -> Packed:
     """Compute the same as :func:`forward` for a contiguous v."""
-    plan = _forward_plan(v.shape, wanted, True, v.get_device())
-    memory = v.new_empty(plan.kept_floats)
-    result = v.new_empty(plan.result_shape)
-    u = memory.data_ptr()
-    factor = u + 4 * plan.u_floats
-    reciprocal = factor + 4 * plan.factor_floats
-    _launch_forward(plan, v, signs, _Kept(u, factor, reciprocal), result)
+    forward = plan.forward
+    memory = v.new_empty(forward.kept_floats)
+    result = v.new_empty(forward.result_shape)
+    _launch_forward(forward, v, signs, _places(memory, forward), result)
     return Packed(memory, result)
 
 
-def unpack(kept: Tensor, v: Tensor, wanted: Result) -> Factors:
+def _places(kept: Tensor, plan: _ForwardPlan) -> _Kept:
+    """Return the addresses of u, the factor and the reciprocal norms."""
+    u = kept.data_ptr()
+    factor = u + 4 * plan.u_floats
+    return _Kept(u, factor, factor + 4 * plan.factor_floats)
+
+
+def unpack(kept: Tensor, plan: Plan) -> Factors:
     """Return u, the factor and the reciprocal norms of :func:`packed_forward` as views."""
-    plan = _forward_plan(v.shape, wanted, True, v.get_device())
-    *batch, _, size = v.shape
-    norms = kept.numel() - plan.u_floats - plan.factor_floats
-    u, factor, reciprocal = kept.split([plan.u_floats, plan.factor_floats, norms])
+    forward = plan.forward
+    *batch, _, size = plan.shape
+    norms = kept.numel() - forward.u_floats - forward.factor_floats
+    u, factor, reciprocal = kept.split([forward.u_floats, forward.factor_floats, norms])
     return Factors(
-        u.view(v.shape),
-        factor.view(*batch, plan.factor_rows, size),
+        u.view(plan.shape),
+        factor.view(*batch, forward.factor_rows, size),
         reciprocal.view(*batch, 1, size),
     )
 
 
-def result_only(v: Tensor, wanted: Result, signs: Tensor | None = None) -> Tensor:
+def result_only(plan: Plan, v: Tensor, signs: Tensor | None = None) -> Tensor:
     """Compute the "matrix" or "truncated" result of :func:`forward`, and keep nothing else."""
-    v = v.contiguous()
-    plan = _forward_plan(v.shape, wanted, False, v.get_device())
-    result = v.new_empty(plan.result_shape)
-    _launch_forward(plan, v, signs, None, result)
+    result = v.new_empty(plan.result.result_shape)
+    _launch_forward(plan.result, v.contiguous(), signs, None, result)
     return result
 
 
@@ -401,9 +441,8 @@ def end_gradient(
 
 
 def packed_gradient(
+    plan: Plan,
     kept: Tensor,
-    v: Tensor,
-    wanted: Result,
     z: Tensor,
     q: Tensor | None = None,
     signs: Tensor | None = None,
@@ -411,23 +450,15 @@ def packed_gradient(
     """Compute the gradient of v from that of the result of :func:`packed_forward`.
 
     Args:
+        plan: its plan.
         kept: what it kept.
-        v: its vectors.
-        wanted: "matrix" or "truncated".
         z: the gradient of the result.
         q: the result itself, for a matrix with L >= N.
         signs: as there.
     """
-    kind = Kind.TRUNCATED
-    if wanted == "matrix":
-        kind = Kind.NARROW
-        if v.shape[-1] >= v.shape[-2]:
-            kind = Kind.WIDE
-    plan = _forward_plan(v.shape, wanted, True, v.get_device())
-    u = kept.data_ptr()
-    factor = u + 4 * plan.u_floats
-    places = _Kept(u, factor, factor + 4 * plan.factor_floats)
-    return _launch_backward(kind, v, places, z=z, q=q, signs=signs)
+    dv = z.new_empty(plan.shape)
+    _fill_backward(plan.backward, dv, _places(kept, plan.forward), z=z, q=q, signs=signs)
+    return dv
 
 
 def _kept_by(u: Tensor, factor: Tensor, reciprocal: Tensor) -> _Kept:
@@ -490,7 +521,24 @@ def _launch_backward(
     """Launch the kernel of a kind, and return the gradient of v, a tensor like ``like``."""
     plan = _backward_plan(kind, like.shape, like.get_device())
     dv = torch.empty_like(like)
-    work = torch.empty(plan.words, dtype=torch.float64, device=like.device)
+    _fill_backward(plan, dv, kept, z=z, signs=signs, q=q, w=w, a=a, b=b)
+    return dv
+
+
+def _fill_backward(
+    plan: _BackwardPlan,
+    dv: Tensor,
+    kept: _Kept,
+    *,
+    z: Tensor | None = None,
+    signs: Tensor | None = None,
+    q: Tensor | None = None,
+    w: Tensor | None = None,
+    a: Tensor | None = None,
+    b: Tensor | None = None,
+) -> None:
+    """Launch the kernel of a plan, which writes the gradient of v to ``dv``."""
+    work = torch.empty(plan.words, dtype=torch.float64, device=dv.device)
     begin = work.data_ptr()
     # Copies must live until the launch.
     z = _contiguous(z)
@@ -514,7 +562,6 @@ def _launch_backward(
     for name, offset in plan.scratch:
         setattr(fields, name, begin + offset)
     plan.launch(fields)
-    return dv
 
 
 def _scratch(kind: Kind, n: int, size: int) -> dict[str, int]:

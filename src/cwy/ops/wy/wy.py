@@ -1,14 +1,16 @@
 """The public functions on reflection vectors: check, choose a backend, compute, round once."""
 
 import math
+from collections.abc import Callable, Hashable
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..._torch import dispatch_mode_count, has_storage
 from .. import dispatch
+from .._precision import full_precision
 from ..checks import check_tensor, sign_error, wrong_sign
 
 
@@ -85,6 +87,35 @@ def _rounded(q: Tensor, v: Tensor, signs: Tensor | None) -> Tensor:
     return q.to(torch.promote_types(v.dtype, signs.dtype))
 
 
+PullBack = Callable[[Tensor], Tensor]
+"""A backward pass: it takes the gradient of a result and returns that of the vectors."""
+
+
+def _signature(call: str, v: Tensor, signs: Tensor | None, backend: str) -> Hashable:
+    """Return all that a planned call depends on, or None for a call that is not planned."""
+    if not dispatch.is_plain_eager(v, signs):
+        return None
+    given = (call, backend, v.shape, v.dtype, v.device)
+    if signs is None:
+        return given
+    return (*given, signs.shape, signs.dtype, signs.device, signs.requires_grad)
+
+
+def _keep(
+    signature: Hashable,
+    find: Callable[..., Callable[..., Any] | None] | None,
+    v: Tensor,
+    signs: Tensor | None,
+    wanted: str,
+) -> None:
+    """Keep a call for the next tensors like these, if the backend finds one."""
+    if signature is None or find is None or v.dtype != torch.float32:
+        return
+    call = find(v, signs, wanted)
+    if call is not None:
+        dispatch.keep_plan(signature, call)
+
+
 def wy_factors(v: Tensor, *, backend: str = "auto") -> WY:
     r"""Compute the factors of a product of Householder reflections.
 
@@ -138,9 +169,16 @@ def cwy_matrix(v: Tensor, *, signs: Tensor | None = None, backend: str = "auto")
     References:
         Likhosherstov et al., CWY parametrization, 2021, Theorem 2.
     """
+    signature = _signature("cwy_matrix", v, signs, backend)
+    # A compiler must not see the plans: it would guard its program by them.
+    if signature is not None:
+        planned = dispatch.planned(signature)
+        if planned is not None:
+            return planned(v, signs)
     work = _check("cwy_matrix", "v", v, 2)
     _check_signs("cwy_matrix", signs, (*v.shape[:-2], v.shape[-2]), v.device)
     module = dispatch.choose("wy", backend, work)
+    _keep(signature, getattr(module, "planned", None), v, signs, "matrix")
     return _rounded(module.cwy_matrix(work, signs), v, signs)
 
 
@@ -167,6 +205,12 @@ def tcwy_matrix(v: Tensor, *, signs: Tensor | None = None, backend: str = "auto"
     References:
         Likhosherstov et al., CWY parametrization, 2021, Theorem 3.
     """
+    signature = _signature("tcwy_matrix", v, signs, backend)
+    # A compiler must not see the plans: it would guard its program by them.
+    if signature is not None:
+        planned = dispatch.planned(signature)
+        if planned is not None:
+            return planned(v, signs)
     work = _check("tcwy_matrix", "v", v, 2)
     n, m = v.shape[-2:]
     if m > n:
@@ -176,7 +220,58 @@ def tcwy_matrix(v: Tensor, *, signs: Tensor | None = None, backend: str = "auto"
         )
     _check_signs("tcwy_matrix", signs, (*v.shape[:-2], m), v.device)
     module = dispatch.choose("wy", backend, work)
+    _keep(signature, getattr(module, "planned", None), v, signs, "truncated")
     return _rounded(module.tcwy_matrix(work, signs), v, signs)
+
+
+def matrix_and_pull_back(
+    v: Tensor, signs: Tensor, *, truncated: bool = False
+) -> tuple[Tensor, PullBack] | None:
+    """Compute :func:`cwy_matrix` or :func:`tcwy_matrix` without a graph, and its backward pass.
+
+    Callers that have a graph of their own save the time of a second one.
+
+    Args:
+        v: ``(*, N, L)``, the reflection vectors.
+        signs: as in :func:`cwy_matrix`. They get no gradient.
+        truncated: whether only the first L columns are wanted.
+
+    Returns:
+        The matrix and its backward pass, or None for tensors of which only autograd knows it.
+    """
+    call = "cwy_matrix"
+    wanted = "matrix"
+    columns = v.shape[-2]
+    if truncated:
+        call = "tcwy_matrix"
+        wanted = "truncated"
+        columns = v.shape[-1]
+    signature = _signature(f"{call} with its backward pass", v, signs, "auto")
+    if signature is None:
+        return None
+    planned = dispatch.planned(signature)
+    if planned is not None:
+        return planned(v, signs)
+    if v.dtype not in (torch.float32, torch.float64) or signs.dtype != v.dtype:
+        return None
+    _check_signs(call, signs, (*v.shape[:-2], columns), v.device)
+    module = dispatch.choose("wy", "auto", v)
+    _keep(signature, getattr(module, "planned_passes", None), v, signs, wanted)
+    device = v.device.type
+    with torch.no_grad(), full_precision(device):
+        if truncated:
+            result, *kept = module.forward_truncated(v, signs)
+        else:
+            result, *kept = module.forward_matrix(v, signs)
+            kept = [result, *kept]
+
+    def pull_back(gradient: Tensor) -> Tensor:
+        with torch.no_grad(), full_precision(device):
+            if truncated:
+                return module.backward_truncated(gradient, *kept, signs)
+            return module.backward_matrix(gradient, *kept, signs)
+
+    return result, pull_back
 
 
 def cwy_multiply(

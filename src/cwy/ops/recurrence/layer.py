@@ -1,0 +1,218 @@
+"""A recurrent layer as one node of autograd: the map of its inputs, its transition and all steps.
+
+In parts it has two such functions and six other nodes. For a small layer on a GPU the host takes
+longer for them than the kernels run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.nn.functional import linear
+
+from ..._torch import plain_apply, saved_tensors_are_packed
+from .. import dispatch
+from ..wy import cwy_matrix
+from ..wy.wy import matrix_and_pull_back
+from .factors import factors_are_cheaper
+from .nonlinearities import Nonlinearity, named
+from .rollout import run
+from .spec import Request
+from .steps import Cell, Chunk, StepLoops, exactly
+from .torch import saved_by
+from .transition import Formed
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What follows from shapes, dtypes and the device.
+
+    Attributes:
+        loops: who runs the steps.
+        f: the nonlinearity.
+        sizes: rows of each step.
+        mapped: the dtype in which the inputs are mapped. Autocast chooses it.
+    """
+
+    loops: StepLoops
+    f: Nonlinearity
+    sizes: list[int]
+    mapped: torch.dtype
+
+
+_PLANS: dict[Hashable, Plan | None] = {}
+_MOST_PLANS = 4096
+
+
+def whole_layer(
+    x: Tensor,
+    h0: Tensor,
+    v: Tensor,
+    signs: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    nonlinearity: str,
+) -> tuple[Tensor, Tensor] | None:
+    r"""Compute $h_t = f(Q h_{t-1} + W x_t + b)$, where $Q$ is a product of reflections.
+
+    The arguments fit together: a layer has checked them.
+
+    Args:
+        x: ``(T, B, K)``, the inputs of every step.
+        h0: ``(B, N)``, the first states.
+        v: ``(N, L)``, the reflection vectors.
+        signs: ``(N,)``, as in :func:`~cwy.ops.cwy_matrix`.
+        weight: ``(N, K)``, the input map.
+        bias: ``(N,)`` or None.
+        nonlinearity: its name.
+
+    Returns:
+        The states ``(T, B, N)`` and the last ones ``(B, N)``, or None if the layer must be computed
+        in parts. A compiler, a transform, a checkpoint and a call without a gradient need that.
+    """
+    given = (x, h0, v, signs, weight, bias)
+    if not torch.is_grad_enabled() or saved_tensors_are_packed():
+        return None
+    if not dispatch.is_plain_eager(*given):
+        return None
+    device = x.device
+    mapped = weight.dtype
+    if mapped == torch.float32 and torch.is_autocast_enabled(device.type):
+        mapped = torch.get_autocast_dtype(device.type)
+    signature: list[Hashable] = [nonlinearity, mapped]
+    for tensor in given:
+        if tensor is None:
+            signature.append(None)
+        else:
+            signature += (tensor.shape, tensor.dtype, tensor.device)
+    key = tuple(signature)
+    if key not in _PLANS:
+        if len(_PLANS) >= _MOST_PLANS:
+            _PLANS.clear()
+        _PLANS[key] = _find_plan(x, h0, v, signs, weight, bias, nonlinearity, mapped)
+    plan = _PLANS.get(key)
+    if plan is None:
+        return None
+    return _apply(x, h0, v, signs, weight, bias, plan)
+
+
+def _find_plan(
+    x: Tensor,
+    h0: Tensor,
+    v: Tensor,
+    signs: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    nonlinearity: str,
+    mapped: torch.dtype,
+) -> Plan | None:
+    """Return the plan of a layer, or None if it must be computed in parts."""
+    dtype = h0.dtype
+    if dtype not in (torch.float32, torch.float64) or x.dtype not in (dtype, mapped):
+        return None
+    for tensor in (v, signs, weight, bias):
+        if tensor is not None and (tensor.dtype != dtype or tensor.device != x.device):
+            return None
+    steps, batch, _ = x.shape
+    n, reflections = v.shape
+    device = x.device
+    if factors_are_cheaper(n, reflections, steps * batch, device.type, dtype, device.index):
+        return None
+    request = Request(n, batch, steps, dtype, device.type, nonlinearity, index=device.index)
+    module = dispatch.choose("rollout", "auto", request)
+    loops = getattr(module, "loops", None)
+    if loops is None:
+        return None
+    return Plan(loops, named(nonlinearity, v), [batch] * steps, mapped)
+
+
+class _Layer(Function):
+    @staticmethod
+    def forward(ctx, x, h0, v, signs, weight, bias, plan):
+        found = matrix_and_pull_back(v, signs)
+        assert found is not None
+        q, ctx.pull_back = found
+        rows = x.flatten(0, 1).to(plan.mapped)
+        factor = weight.to(plan.mapped)
+        inputs = linear(rows, factor)
+        states = h0.new_empty((*x.shape[:2], h0.shape[1]))
+        z = None
+        if plan.f.keeps_z:
+            z = h0.new_empty((rows.shape[0], h0.shape[1]))
+        cell = Cell(Formed(q), plan.f, bias)
+        with exactly(plan.loops, h0.device.type):
+            last = plan.loops.run(cell, plan.sizes, inputs, h0, states=states.flatten(0, 1), z=z)
+        ctx.save_for_backward(x, h0, weight, bias, states, z, rows, factor, v, signs)
+        ctx.transition = cell.transition
+        ctx.plan = plan
+        ctx.set_materialize_grads(False)
+        return states, last
+
+    @staticmethod
+    def backward(ctx, grad_states, grad_last):
+        if grad_states is None and grad_last is None:
+            return (None,) * 7
+        x, h0, weight, bias, states, z, rows, factor, *_ = saved_by(ctx)
+        plan = ctx.plan
+        if torch.is_grad_enabled() or not dispatch.is_plain_eager(grad_states, grad_last):
+            return _differentiate_parts(ctx, grad_states, grad_last)
+        deltas = h0.new_empty((rows.shape[0], h0.shape[1]))
+        of_inputs = deltas
+        rounded = None
+        if plan.mapped != h0.dtype:
+            of_inputs = rounded = torch.empty_like(deltas, dtype=plan.mapped)
+        if grad_states is not None:
+            grad_states = grad_states.flatten(0, 1)
+        chunk = Chunk(plan.sizes, grad_states, deltas, states.flatten(0, 1), z, rounded)
+        cell = Cell(ctx.transition, plan.f, bias)
+        with exactly(plan.loops, h0.device.type):
+            found = plan.loops.adjoint(cell, chunk, before=h0, carry=h0[:0], grad_last=grad_last)
+        (dq,) = found.transition
+        dv = ctx.pull_back(dq)
+        dx = None
+        if ctx.needs_input_grad[0]:
+            dx = (of_inputs @ factor).view(x.shape).to(x.dtype)
+        dweight = (of_inputs.mT @ rows).to(weight.dtype)
+        return dx, found.carry, dv, None, dweight, found.bias, None
+
+
+_apply = plain_apply(_Layer)
+
+
+def _differentiate_parts(
+    ctx, grad_states: Tensor | None, grad_last: Tensor | None
+) -> tuple[Tensor | None, ...]:
+    """Compute the gradients through the layer in parts, which have second derivatives."""
+    x, h0, weight, bias, *_, v, signs = saved_by(ctx)
+    plan = ctx.plan
+    device = x.device.type
+    create_graph = torch.is_grad_enabled()
+    autocasts = plan.mapped != weight.dtype
+    with torch.enable_grad():
+        with torch.autocast(device, plan.mapped, enabled=autocasts):
+            inputs = linear(x, weight)
+        states, last = run(inputs, h0, cwy_matrix(v, signs=signs), bias, plan.f.name)
+        results = []
+        incoming = []
+        for result, gradient in ((cast(Tensor, states), grad_states), (last, grad_last)):
+            if gradient is not None:
+                results.append(result)
+                incoming.append(gradient)
+        given = (x, h0, v, signs, weight, bias)
+        places = [i for i, needed in enumerate(ctx.needs_input_grad) if needed]
+        found = torch.autograd.grad(
+            results,
+            [given[i] for i in places],
+            incoming,
+            create_graph=create_graph,
+            allow_unused=True,
+        )
+    gradients: list[Tensor | None] = [None] * 7
+    for place, gradient in zip(places, found, strict=True):
+        gradients[place] = gradient
+    return tuple(gradients)
