@@ -33,7 +33,7 @@ BLOCK = re.compile(r"(<!-- numbers:(.*?)-->)(.*?)(<!-- /numbers -->)", re.DOTALL
 
 
 class NumberError(LookupError):
-    """A macro that no record answers. The message names it and what there is."""
+    """Report a macro that no record answers. The message names it and what there is."""
 
 
 @dataclass(frozen=True)

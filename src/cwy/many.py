@@ -97,7 +97,7 @@ class together:
 
 
 class _Entered(NamedTuple):
-    """What a block opened: its stacks, and the hook that counts steps of optimizers."""
+    """Hold what a block opened: its stacks, and the hook that counts steps of optimizers."""
 
     stacks: list[_Stack]
     hook: Any
@@ -264,7 +264,7 @@ class _Calls:
 
 
 class _Watched:
-    """A free parameter, and what its kind depends on."""
+    """Hold a free parameter, and what its kind depends on."""
 
     def __init__(self, x: Tensor) -> None:
         self._x = x
@@ -282,14 +282,14 @@ class _Watched:
 
 @dataclass
 class _Computed:
-    """Weights of a stack, and what they were computed from."""
+    """Hold weights of a stack, and what they were computed from."""
 
     weights: tuple[Tensor, ...]
     versions: list[tuple[int, ...]]
 
 
 class _Kept(NamedTuple):
-    """A weight that a checkpointed region used, and what it was computed from.
+    """Hold a weight that a checkpointed region used, and what it was computed from.
 
     The recomputation, in the backward pass, must use the same weight. To compute it again would
     save other tensors than the region did.
@@ -318,7 +318,7 @@ def _chain(member: Constraint) -> ParametrizationList | None:
 
 
 class _Stack:
-    """Constrained weights of one kind, which one call computes when the first of them is asked for.
+    """Hold constrained weights of one kind. One call computes them when the first is asked for.
 
     Args:
         members: the weights.
@@ -382,7 +382,7 @@ class _Stack:
 
     @property
     def serves(self) -> bool:
-        """Whether the maps may ask for weights."""
+        """Return whether the maps may ask for weights."""
         return self._is_open
 
     def weight(self, chart: OrthogonalMap, free: tuple[Tensor, ...]) -> Tensor | None:
@@ -449,7 +449,7 @@ class _Stack:
 
 
 class _Together(Function):
-    """All weights of a stack, as a function of all of its free parameters.
+    """Compute all weights of a stack as a function of all of its free parameters.
 
     The tensors that its backward pass takes are attributes, not saved tensors. So several backward
     passes may go through it, as in gradient accumulation and checkpointing.
@@ -494,7 +494,7 @@ class _Together(Function):
 
 
 class _Last(Function):
-    """A gradient that is not differentiated again."""
+    """Pass on a gradient that is not differentiated again."""
 
     @staticmethod
     def forward(ctx, gradient):

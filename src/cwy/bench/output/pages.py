@@ -181,7 +181,7 @@ def _at(bench: str, panel: Panel, size: Size) -> _Compared:
 
 
 def _verdict(ratios: Sequence[float]) -> str:
-    """Say whether ours is the fastest: yes, in part or no."""
+    """Return whether ours is the fastest: yes, in part or no."""
     if not ratios:
         return "–"
     ahead = sum(ratio > 1 for ratio in ratios)
@@ -306,7 +306,7 @@ def _graphs(both: Mapping[str, float], plain: Mapping[str, float], capturable: s
 
 
 def _gaps(found: Sequence[Measurement], rivals: Sequence[str]) -> str:
-    """Say at which sizes no rival has a time, and why the first has none at the first of them."""
+    """List the sizes at which no rival has a time, and the reason at the first of them."""
     timed = {one.size for one in found if one.entry in rivals and one.status == "ok"}
     without = [one for one in found if one.entry == rivals[0] and one.size not in timed]
     if not without:

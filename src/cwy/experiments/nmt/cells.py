@@ -79,7 +79,7 @@ def _padded_lstm(inputs: int, n: int, dtype: torch.dtype) -> nn.LSTM:
 
 
 class Step(NamedTuple):
-    """A cell whose weights were read once: ``state = advance(W x, R h, state)``.
+    """Advance a cell whose weights were read once: ``state = advance(W x, R h, state)``.
 
     Attributes:
         weight: W ``(K, inputs)``.

@@ -23,7 +23,7 @@ SPLIT_SEED = 0
 
 
 class Pair(NamedTuple):
-    """An English sentence and its Spanish translation."""
+    """Hold an English sentence and its Spanish translation."""
 
     english: str
     spanish: str
@@ -31,7 +31,7 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True)
 class Tokens:
-    """Pairs as tokens: two tensors ``(pairs, length)`` with zeros behind the end of a sentence."""
+    """Hold pairs as tokens: two tensors ``(pairs, length)``, zero behind the end of a sentence."""
 
     english: Tensor
     spanish: Tensor
@@ -39,7 +39,7 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Split:
-    """Pairs for training, validation and test. No sentence is in two of them."""
+    """Hold pairs for training, validation and test. No sentence is in two of them."""
 
     train: list[Pair]
     validation: list[Pair]
@@ -48,7 +48,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Sentences:
-    """The tokens of all parts, and the record's entries about them."""
+    """Hold the tokens of all parts, and the record's entries about them."""
 
     train: Tokens
     validation: Tokens

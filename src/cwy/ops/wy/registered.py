@@ -254,7 +254,7 @@ class _Multiply(Function):
 
 
 class _Last(Function):
-    """A backward op. It has no derivative."""
+    """Run a backward op. It has no derivative."""
 
     @staticmethod
     def forward(ctx, op, *given):
