@@ -111,8 +111,10 @@ def on_post_build(config, **_) -> None:
 
 
 def _check_api(site: Path) -> None:
-    """Raise unless every public name has a place on an API page."""
+    """Raise unless every public name has a place on an API page, and no formula is left as TeX."""
     pages = "".join(page.read_text(encoding="utf-8") for page in (site / "api").glob("*.html"))
+    if "$$" in pages:
+        raise PluginError(f"an API page has TeX: {pages[pages.index('$$') :][:80]}")
     for part in (cwy.nn, cwy.ops, cwy.optim, cwy.parametrizations, cwy.init, cwy.compat):
         for name in getattr(part, "__all__", ()):
             if name != "METHODS" and f'id="{part.__name__}.{name}"' not in pages:

@@ -396,10 +396,13 @@ def _bars(panel: Panel, baseline: str, layout: Layout) -> Figure:
         unit = "a training step, ms"
     if any(one.ranked and one.entry == baseline for one in panel.found):
         unit += f"\n(2× is twice the time of {baseline})"
-    panes[-1].set_xlabel(unit)
     columns = 5
+    place = "center"
     if layout.stacked:
         columns = 2
+        # A long label in the middle of a narrow axis would end beyond the figure.
+        place = "right"
+    panes[-1].set_xlabel(unit, loc=place)
     handles, labels = panes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False)
     return figure
