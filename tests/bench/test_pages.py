@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from cwy.bench import BENCHES
 from cwy.bench.output import figures, pages, tables
@@ -212,6 +213,20 @@ def test_committed_records_make_a_section(bench):
             f"| {row.entry}" in line and f" {tables.ms(row.seconds('forward'))} |" in line
             for line in told.splitlines()
         ), row
+
+
+@pytest.mark.parametrize("bench", ["rnn", "table1"])
+def test_no_text_of_a_figure_is_cut(bench, tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(pages, "BENCHES", {bench: BENCHES[bench]})
+    monkeypatch.setattr(figures, "svg", lambda figure: drawn.append(figure) or "")
+    pages.draw(RECORDS, tmp_path)
+    assert len(drawn) >= 4
+    for figure in drawn:
+        FigureCanvasAgg(figure).draw()
+        edges = figure.get_tightbbox()
+        assert edges.x0 >= -0.05
+        assert edges.x1 <= figure.get_figwidth() + 0.05
 
 
 def test_each_reason_names_its_own_sizes():

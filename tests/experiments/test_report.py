@@ -233,7 +233,7 @@ def test_a_curve_far_above_the_others_does_not_squeeze_them(tmp_path):
 
 
 def test_arrows_of_two_curves_above_the_axis_are_next_to_each_other(tmp_path):
-    low = {method: (3, 1) for method in ("cwy", "hr", "exprnn", "lstm", "gru")}
+    low = dict.fromkeys(("cwy", "hr", "exprnn", "lstm", "gru"), (3, 1))
     panel = panel_of(tmp_path, {**low, "rnn": (900, 800), "rgd": (90_000, 80_000)})
     (curve,) = panel.description.curves
     (axes,) = draw(panel, curve).axes

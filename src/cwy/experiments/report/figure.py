@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from markupsafe import Markup
 
-from ..._figures import INK, STYLE, WIDE, Layout
+from ..._figures import INK, STYLE, WIDE, Layout, legend_columns
 from .describe import Curve, Series
 from .panels import Panel
 
@@ -101,7 +101,7 @@ def draw(panel: Panel, curve: Curve, layout: Layout = WIDE) -> Figure:
             panel.title, parse_math=False, loc="left", fontsize="medium", fontweight="bold"
         )
         _ticks(axes, curve)
-        columns = _columns(axes.get_legend_handles_labels()[1], layout)
+        columns = legend_columns(axes.get_legend_handles_labels()[1], layout)
         legend = figure.legend(loc="outside lower center", ncols=columns, frameon=False)
         for text in legend.get_texts():
             # A dollar in a name begins no formula.
@@ -201,7 +201,7 @@ def _height(shown: Sequence[Series], above: Mapping[str, str], layout: Layout) -
     # The count of seeds and the baseline are part of the legend.
     labels = [f"{one.label} (3 seeds){above.get(one.label, '')}" for one in shown] + ["baseline"]
     lines = sum(_wrapped(label, layout).count("\n") + 1 for label in labels)
-    return height + 0.245 * (math.ceil(lines / _columns(labels, layout)) - 1)
+    return height + 0.245 * (math.ceil(lines / legend_columns(labels, layout)) - 1)
 
 
 def styles(series: Sequence[Series]) -> list[dict[str, Any]]:
@@ -268,15 +268,6 @@ def _marked(x: Sequence[float], label: str) -> list[int]:
     every = len(x) / MARKS
     start = (sum(map(ord, label)) % MARKS) / MARKS
     return sorted({int((start + i) * every) for i in range(MARKS)})
-
-
-def _columns(labels: Sequence[str], layout: Layout) -> int:
-    """Return how many columns of a legend fit. The sample of a line takes seven letters."""
-    for columns in range(min(4, len(labels)), 1, -1):
-        parts = np.array_split(np.array(labels), columns)
-        if sum(7 + max(map(len, part)) for part in parts) <= layout.letters:
-            return columns
-    return 1
 
 
 def _ticks(axes: Axes, curve: Curve) -> None:
