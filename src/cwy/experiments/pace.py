@@ -28,6 +28,8 @@ from .engine.task import Settings, load, settings
 
 BATCHES = 12
 """Batches that are timed, at equal distances in an epoch or in the run: their lengths differ."""
+STRIDE = 5
+"""From one batch to the next, so that the first few lie all over the epoch."""
 PATIENCE = 30.0
 """Processor seconds. A recipe that has taken longer gets no further batch."""
 
@@ -86,7 +88,8 @@ def measure(chosen: Settings) -> dict[str, Any]:
     train(0)
     span = task.epoch or task.iterations
     times = []
-    for place in range(BATCHES):
+    for count in range(BATCHES):
+        place = count * STRIDE % BATCHES
         times.append(train((2 * place + 1) * span // (2 * BATCHES)))
         if time.process_time() - begin > PATIENCE:
             break
