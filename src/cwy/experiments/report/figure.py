@@ -151,7 +151,7 @@ def _point_up(axes: Axes, line: Line2D, place: int) -> None:
     line.set_ydata(np.full_like(line.get_xdata(), top, dtype=float))
     line.set(linestyle="none", marker="^", clip_on=False)
     inches = place * ARROW / 72
-    aside = ScaledTranslation(inches, 0, axes.get_figure(root=True).dpi_scale_trans)
+    aside = ScaledTranslation(inches, 0, axes.figure.dpi_scale_trans)
     line.set_transform(axes.transData + aside)
 
 
