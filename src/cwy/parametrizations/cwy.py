@@ -11,7 +11,7 @@ from .reflections import Length, ReflectionMap
 
 @register(
     "cwy",
-    domain="O_L(N); complex, L = N: U(N)",
+    domain="O_L(N), complex with L = N: U(N)",
     kind="square",
     complex=True,
     paper="Likhosherstov et al. 2021",

@@ -14,7 +14,7 @@ from .base import ComplexMap
 
 @register(
     "eurnn",
-    domain="subset of U(N); L = N: U(N)",
+    domain="subset of U(N), with L = N: U(N)",
     kind="square",
     real=False,
     complex=True,

@@ -60,7 +60,7 @@ def draw(panel: Panel, title: str, baseline: str, path: Path, means: bool = Fals
     """
     with rc_context(STYLE):
         figure = _figure(panel, baseline, means, WIDE)
-        # Below the panes is the legend, so the caption is above them.
+        # The legend is below the panes, so the caption is above them.
         figure.suptitle(f"{title}\n{_caption(panel.found)}", fontsize="medium")
         _save(figure, path)
 
@@ -249,7 +249,7 @@ class _Lines:
         """Return what turns seconds into the unit of the axis."""
         if not self.panel.form.endswith("T"):
             return 1e3
-        # Of a recurrence the time of a step is drawn.
+        # A recurrence is drawn by the time of one step.
         steps = int(size.rpartition("x")[2])
         return 1e6 / steps
 

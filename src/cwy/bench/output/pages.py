@@ -266,7 +266,7 @@ def _compared(claim: Claim, panel: Panel) -> list[str]:
         sizes = " to ".join(dict.fromkeys([compared[0], compared[-1]]))
     inline = ""
     if seen["both_inline"]:
-        inline = f"; in one thread {_span(seen['both_inline'])}"
+        inline = f", in one thread {_span(seen['both_inline'])}"
     graphs = {}
     for kind in ("forward", "both"):
         plain = _ratios(panel, claim.rivals, ours, kind, f"{kind}_graph")
@@ -299,9 +299,9 @@ def _graphs(both: Mapping[str, float], plain: Mapping[str, float], capturable: s
     If no graph of the rival was timed, its plain time is divided by our graph's.
     """
     if both:
-        return f"; both as CUDA graphs ({capturable}) {_span(both)}"
+        return f", both as CUDA graphs ({capturable}) {_span(both)}"
     if plain:
-        return f"; only ours as a CUDA graph {_span(plain)}"
+        return f", only ours as a CUDA graph {_span(plain)}"
     return ""
 
 
@@ -315,7 +315,7 @@ def _gaps(found: Sequence[Measurement], rivals: Sequence[str]) -> str:
     if len(without) > 1:
         first = f" ({without[0].size})"
     sizes = ", ".join(one.size for one in without)
-    return f"; {without[0].status} at {sizes}: {without[0].reason}{first}"
+    return f", {without[0].status} at {sizes}: {without[0].reason}{first}"
 
 
 def _span(ratios: Mapping[str, float]) -> str:

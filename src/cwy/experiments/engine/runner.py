@@ -207,10 +207,10 @@ def _leave(run: _Start, display: Display) -> str:
             with folder.claim(run.settings):
                 pass
     except ConfigError as error:
-        return f"stopped before its first step; {error}"
+        return f"stopped before its first step: {error}"
     except OSError as error:
         return (
-            "stopped before its first step; "
+            "stopped before its first step: "
             f"cannot write to the folder {folder.path}: {error.strerror}."
         )
     where = "before its first step"

@@ -119,7 +119,7 @@ class _Lasting(io.FileIO):
             return written
         except OSError as error:
             if not self.reported and self.fileno() == 1:
-                print_error(f"cannot print any more ({error.strerror}); the run goes on without.")
+                print_error(f"cannot print any more ({error.strerror}). The run goes on without.")
             self.reported = True
             return len(data)
 

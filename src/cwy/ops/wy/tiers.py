@@ -70,7 +70,7 @@ def rows() -> list[dict[str, Any]]:
     return [asdict(constant) for constant in _TABLE]
 
 
-# Which way serves.
+# The limits between the ways.
 ONE_LAUNCH_SIDE = _tuned(
     "ONE_LAUNCH_SIDE", 512, "fused", "N and L up to this take one launch", _DECISIONS
 )
