@@ -80,6 +80,13 @@ def test_the_numbers_of_readme_are_those_of_the_records(numbers):
     assert numbers.written(text, "README.md") == text, "Run: make readme"
 
 
+def test_readme_lists_every_verdict_of_the_results(numbers):
+    page = (ROOT / "docs/results.md").read_text()
+    listed = [row.strip("| ").split(" | ") for row in numbers.reproduced().splitlines()]
+    assert [verdict for _, verdict in listed] == re.findall(r'verdict\("(.*?)"\)', page)
+    assert not any("{{" in claim for claim, _ in listed)
+
+
 def test_a_number_of_a_page_is_that_of_its_record(numbers):
     (found,) = (
         one

@@ -31,6 +31,25 @@ OPENING = re.compile(
 )
 """Words before the subject, with which a sentence should not start."""
 
+VERBS = """
+Adapt Add Adjust Advance Allocate Allow Append Apply Ask Assert Assign Attach Average Begin Bind
+Break Bring Build Call Cancel Capture Center Change Check Choose Claim Clear Close Collect Combine
+Compare Compile Compress Compute Configure Connect Constrain Construct Continue Convert Convolve
+Copy Correct Count Create Declare Decode Define Delete Derive Descend Describe Detach Differentiate
+Divide Do Download Draw Drive Drop Encode End Enter Estimate Evaluate Expand Export Extend Extract
+Fail Fetch Fill Find Fit Fix Flatten Flip Flush Fold Follow Forget Form Gather Generate Give Group
+Guard Hand Handle Hash Hide Hold Ignore Import Initialize Insert Install Invert Join Keep Label
+Launch Leave Let List Load Look Make Map Mark Measure Merge Mirror Move Multiply Name Normalize
+Open Order Pack Pad Parse Pass Permute Pick Predict Prepare Print Publish Put Raise Reach React
+Read Recall Receive Recompute Recover Reduce Refuse Register Release Remember Remove Render Repeat
+Replace Replay Report Request Reset Reshape Resize Restore Resume Retract Return Reverse Rewrite
+Rotate Round Run Save Select Send Serve Set Show Simulate Skip Solve Sort Spell Split Start Stop
+Store Subtract Summarize Synchronize Tabulate Take Time Tokenize Train Translate Transpose Treat
+Try Tune Turn Undo Unpack Unwrap Update Use Validate Verify Visit Wait Warm Warn Watch Widen Wrap
+Write Yield
+"""
+"""Imperatives with which a docstring may start. Add another verb here when one is needed."""
+
 PRIVATE = re.compile(
     r"\b(?:waits? for the device|without a word|by factors|unformed|beside it"
     r"|stands? (?:in|for|there)|is none|are none"
@@ -86,12 +105,24 @@ def sentences(text):
     return found
 
 
-def docstrings(source):
-    """Return the docstrings of a file, one after another."""
-    kinds = ast.Module | ast.ClassDef | ast.FunctionDef
+def documented(source, kinds):
+    """Return the docstrings of the modules, classes or functions of a file."""
     nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, kinds)]
     texts = [ast.get_docstring(node) for node in nodes]
-    return "\n\n".join(text for text in texts if text)
+    return [text for text in texts if text]
+
+
+def docstrings(source):
+    """Return the docstrings of a file, one after another."""
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    return "\n\n".join(documented(source, kinds))
+
+
+def without_verb(source):
+    """Return the first lines of docstrings of classes and functions that start with no verb."""
+    verbs = set(VERBS.split())
+    texts = documented(source, (ast.ClassDef, ast.FunctionDef))
+    return [text.splitlines()[0] for text in texts if text.split()[0].rstrip(",") not in verbs]
 
 
 @dataclass(frozen=True)
@@ -143,6 +174,35 @@ def test_sentences_are_short_and_plain(kind):
 def test_spelling_is_american(kind):
     found = [word for text in TEXTS[kind] for word in BRITISH.findall(prose(text))]
     assert found == []
+
+
+CODE_FILES = [*MODULES, *sorted((ROOT / "docs").rglob("*.py"))]
+
+
+def test_docstrings_start_with_a_verb():
+    found = {
+        path.name: lines
+        for path in CODE_FILES
+        if (lines := without_verb(path.read_text(encoding="utf-8")))
+    }
+    assert found == {}, "start with an imperative, or add it to VERBS"
+
+
+def test_a_docstring_without_a_verb_is_found():
+    source = """
+class Cell:
+    '''One step of a layer.'''
+
+    def forward(self):
+        '''Return the state.'''
+
+    def close(self):
+        '''Remember, while entered, the signal.'''
+
+def run():
+    '''Returns the status.'''
+"""
+    assert without_verb(source) == ["One step of a layer.", "Returns the status."]
 
 
 def test_a_page_is_split_into_sentences():

@@ -23,19 +23,25 @@ class Docstrings(griffe.Extension):
             "reflect": "cwy.ops.reflect.reflect.reflect",
         }
         for name, target in targets.items():
+            # The alias hides the module, so that griffe does not come to the function by itself.
+            _rewrite(pkg[target.removeprefix("cwy.")])
             ops.set_member(name, griffe.Alias(name, target, parent=ops))
 
     def on_object(self, *, obj: griffe.Object, **_) -> None:
         """Rewrite the docstring of one object."""
-        if not obj.docstring:
-            return
-        text = re.sub(r"^Example:$", "Examples:", obj.docstring.value, flags=re.MULTILINE)
-        prose = r"^(Returns|Yields|References):\n((?:    .*\n?)+)"
-        text = re.sub(prose, _as_prose, text, flags=re.MULTILINE)
-        attributes = r"^Attributes:\n((?:(?:    .*)?\n?)+)"
-        text = re.sub(attributes, _as_list, text, flags=re.MULTILINE)
-        display = r"\n(\$\$.*?\$\$)(\n|$)"
-        obj.docstring.value = re.sub(display, r"\n\n\1\n\n", text, flags=re.DOTALL)
+        _rewrite(obj)
+
+
+def _rewrite(obj: griffe.Object | griffe.Alias) -> None:
+    if not obj.docstring:
+        return
+    text = re.sub(r"^Example:$", "Examples:", obj.docstring.value, flags=re.MULTILINE)
+    prose = r"^(Returns|Yields|References):\n((?:    .*\n?)+)"
+    text = re.sub(prose, _as_prose, text, flags=re.MULTILINE)
+    attributes = r"^Attributes:\n((?:(?:    .*)?\n?)+)"
+    text = re.sub(attributes, _as_list, text, flags=re.MULTILINE)
+    display = r"\n(\$\$.*?\$\$)(\n|$)"
+    obj.docstring.value = re.sub(display, r"\n\n\1\n\n", text, flags=re.DOTALL)
 
 
 def _as_prose(section: re.Match) -> str:

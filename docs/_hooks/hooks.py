@@ -48,10 +48,16 @@ def methods_table() -> str:
     return "\n".join(rows)
 
 
+def folded(title: str, content: Markup) -> Markup:
+    """Fold a part of a page below its title."""
+    return Markup("<details><summary>{}</summary>{}</details>").format(title, content)
+
+
 def report(task: str, home: str) -> str:
     """Write what `cwy report` shows of a task's committed runs, and a link to the whole page.
 
-    The figures are files of the folder ``home``.
+    The figures are files of the folder ``home``. The first figure and the first picture are open,
+    and the others fold.
     """
     parts = []
     panels = arrange(find_runs([RECORDS / task], log.warning))
@@ -62,14 +68,15 @@ def report(task: str, home: str) -> str:
                 path = f"{home}/{panel.slug}-{curve.name}.svg"
                 image = Markup(benchmarks.figure(path, curve.label))  # noqa: S704
                 if shown:
-                    # The first figure is open, the others fold.
-                    fold = Markup("<details><summary>{}</summary>{}</details>")
-                    image = fold.format(f"Figure: {curve.label}", image)
+                    image = folded(f"Figure: {curve.label}", image)
                 shown.append(image)
-        for picture in panel.description.pictures(panel.series):
+        for place, picture in enumerate(panel.description.pictures(panel.series)):
             path = f"{home}/{panel.slug}-{picture.name}"
-            frames = Markup('<a class="figure frames" href="{0}"><img src="{0}" alt="{1}"></a>')
-            shown.append(frames.format(path, picture.text))
+            link = Markup('<a class="figure frames" href="{0}"><img src="{0}" alt="{1}"></a>')
+            frames = link.format(path, picture.text)
+            if place > 0:
+                frames = folded(picture.text, frames)
+            shown.append(frames)
         parts.append(f'<h2 id="{panel.slug}">{html.escape(heading(panel))}</h2>')
         parts.append(section(panel, shown, described=not parts[1:]))
     link = f'<a href="{home}/report.html">Every run, with settings and environment</a>'
@@ -104,8 +111,10 @@ def on_post_build(config, **_) -> None:
 
 
 def _check_api(site: Path) -> None:
-    """Raise unless every public name has a place on an API page."""
+    """Raise unless every public name has a place on an API page, and no formula is left as TeX."""
     pages = "".join(page.read_text(encoding="utf-8") for page in (site / "api").glob("*.html"))
+    if "$$" in pages:
+        raise PluginError(f"an API page has TeX: {pages[pages.index('$$') :][:80]}")
     for part in (cwy.nn, cwy.ops, cwy.optim, cwy.parametrizations, cwy.init, cwy.compat):
         for name in getattr(part, "__all__", ()):
             if name != "METHODS" and f'id="{part.__name__}.{name}"' not in pages:

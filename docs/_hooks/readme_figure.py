@@ -20,7 +20,7 @@ SIZES = (64, 128, 256, 512, 1024, 2048, 4096)
 
 @dataclass(frozen=True)
 class Curve:
-    """One line of the figure: an entry of the record, its label and how it is drawn."""
+    """Describe one line of the figure: an entry of the record, its label and its style."""
 
     entry: str
     label: str

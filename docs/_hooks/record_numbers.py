@@ -29,11 +29,13 @@ from cwy.experiments.report import Run, read_run, words
 
 RESULTS = Path(__file__).parents[2] / "results"
 MACRO = re.compile(r"{{ (.+?) }}", re.DOTALL)
+CLAIM = re.compile(r'^\| (.+?) \| .*{{ verdict\("([^"]+)"\) }}', re.MULTILINE)
+"""A row of the Results page: what the paper claims, and whether we found it."""
 BLOCK = re.compile(r"(<!-- numbers:(.*?)-->)(.*?)(<!-- /numbers -->)", re.DOTALL)
 
 
 class NumberError(LookupError):
-    """A macro that no record answers. The message names it and what there is."""
+    """Report a macro that no record answers. The message names it and what there is."""
 
 
 @dataclass(frozen=True)
@@ -219,6 +221,15 @@ def quoted(file: str, where: str, number: str) -> str:
     raise NumberError(f"no line of results/bench/{file} has {where!r} and {number!r}.")
 
 
+def reproduced() -> str:
+    """Write the claims of the paper and their verdicts, as the Results page has them."""
+    page = (RESULTS.parent / "docs" / "results.md").read_text(encoding="utf-8")
+    found = CLAIM.findall(page)
+    if not found:
+        raise NumberError("docs/results.md has no claim with a verdict.")
+    return "\n".join(f"| {fill(claim, 'results.md')} | {verdict} |" for claim, verdict in found)
+
+
 def paper(number: str) -> str:
     """Mark a number as published by others, which no record here holds."""
     return number
@@ -255,6 +266,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "quoted": quoted,
     "ratio": ratio,
     "record": record,
+    "reproduced": reproduced,
     "row": row,
     "runs": runs,
     "seconds": seconds,

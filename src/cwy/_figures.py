@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +47,17 @@ class Layout:
 WIDE = Layout(8.2, stacked=False, letters=92)
 NARROW = Layout(4.1, stacked=True, letters=44)
 """For phones: its texts are as large on a screen of 390 pixels as those of WIDE on 1280."""
+
+
+def legend_columns(labels: Sequence[str], layout: Layout) -> int:
+    """Return how many columns of a legend fit. The sample of a line takes seven letters."""
+    import numpy as np
+
+    for columns in range(min(4, len(labels)), 1, -1):
+        parts = np.array_split(np.array(labels), columns)
+        if sum(7 + max(map(len, part)) for part in parts) <= layout.letters:
+            return columns
+    return 1
 
 
 def png(figure: Figure) -> bytes:

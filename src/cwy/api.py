@@ -39,7 +39,7 @@ _FAR = 0.5
 
 
 class _Array(Protocol):
-    """An object that NumPy can view as an array."""
+    """Describe an object that NumPy can view as an array."""
 
     def __array__(self, *arguments: Any, **options: Any) -> Any:
         """Return the array."""

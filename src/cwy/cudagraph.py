@@ -17,7 +17,7 @@ _suspensions = 0
 
 
 class CaptureError(RuntimeError):
-    """Raised when a call cannot be captured, for example because it synchronizes with the host."""
+    """Report that a call cannot be captured, for example because it synchronizes with the host."""
 
 
 @contextmanager
@@ -41,7 +41,7 @@ def may_capture() -> bool:
 
 
 class CapturedCall:
-    """One call, captured in a CUDA graph for the shapes of its inputs.
+    """Replay one call, captured in a CUDA graph for the shapes of its inputs.
 
     Args:
         call: ``call(*inputs)``. It reads its inputs and tensors that stay where they are, and does
@@ -106,7 +106,7 @@ class CapturedCall:
 
 
 class CapturedStep:
-    """A step that is captured by itself, once for each shape of its inputs. See :func:`capture`."""
+    """Capture a step at its first call with each shape of its inputs. See :func:`capture`."""
 
     def __init__(
         self,

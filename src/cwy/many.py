@@ -98,7 +98,7 @@ class together:
 
 
 class _Entered(NamedTuple):
-    """What a block opened: its stacks, and the hook that counts steps of optimizers."""
+    """Hold what a block opened: its stacks, and the hook that counts steps of optimizers."""
 
     stacks: list[_Stack]
     hook: Any
@@ -273,7 +273,7 @@ class _Calls:
 
 
 class _Watched:
-    """A free parameter, and what its kind depends on."""
+    """Hold a free parameter, and what its kind depends on."""
 
     def __init__(self, x: Tensor) -> None:
         self._x = x
@@ -291,14 +291,14 @@ class _Watched:
 
 @dataclass
 class _Computed:
-    """Weights of a stack, and what they were computed from."""
+    """Hold weights of a stack, and what they were computed from."""
 
     weights: tuple[Tensor, ...]
     versions: list[tuple[int, ...]]
 
 
 class _Kept(NamedTuple):
-    """A weight that a checkpointed region used, and what it was computed from.
+    """Hold a weight that a checkpointed region used, and what it was computed from.
 
     The recomputation, in the backward pass, must use the same weight. To compute it again would
     save other tensors than the region did.
@@ -348,7 +348,7 @@ def _chain(member: Constraint) -> ParametrizationList | None:
 
 
 class _Stack:
-    """Constrained weights of one kind, which one call computes when the first of them is asked for.
+    """Hold constrained weights of one kind. One call computes them when the first is asked for.
 
     Args:
         members: the weights.
@@ -419,7 +419,7 @@ class _Stack:
 
     @property
     def serves(self) -> bool:
-        """Whether the maps may ask for weights."""
+        """Return whether the maps may ask for weights."""
         return self._is_open
 
     def weight(self, chart: OrthogonalMap, free: tuple[Tensor, ...]) -> Tensor | None:
@@ -544,7 +544,7 @@ def _by_autograd(joint: OrthogonalMap, free: list[Tensor]) -> tuple[Tensor, Pull
 
 
 class _Together(Function):
-    """All weights of a stack, as a function of all of its free parameters.
+    """Compute all weights of a stack as a function of all of its free parameters.
 
     The tensors that its backward pass takes are not saved tensors. So several backward passes may
     go through it, as in gradient accumulation and checkpointing.
@@ -581,7 +581,7 @@ class _Together(Function):
 
 
 class _Last(Function):
-    """A gradient that is not differentiated again."""
+    """Pass on a gradient that is not differentiated again."""
 
     @staticmethod
     def forward(ctx, gradient):

@@ -25,7 +25,7 @@ ELSEWHERE = {
 
 @dataclass(frozen=True)
 class Method:
-    """A way to keep a matrix orthogonal.
+    """Describe a way to keep a matrix orthogonal.
 
     Attributes:
         name: what ``cwy.orthogonal(..., method=name)`` takes.
@@ -56,14 +56,14 @@ class Method:
 
 
 class UnknownMethod(KeyError, ValueError):
-    """No method has this name. The message has the nearest ones."""
+    """Report that no method has this name. The message has the nearest ones."""
 
     def __str__(self) -> str:
         return self.args[0]
 
 
 class Methods(Mapping[str, Method]):
-    """The registered methods by name. An unknown name raises with the nearest ones."""
+    """Hold the registered methods by name. An unknown name raises with the nearest ones."""
 
     def __init__(self) -> None:
         self._methods: dict[str, Method] = {}

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from cwy.bench import BENCHES
 from cwy.bench.output import figures, pages, tables
@@ -74,7 +75,7 @@ def records(tmp_path):
 def test_claims_are_the_ratios_of_the_rows(records):
     exponential, cayley = [line for line in pages.claims(records).splitlines() if "A CPU" in line]
     assert (
-        "| 64 to 128; failed at 256: result is off | 40× to 900× | 40× to 900× | none |"
+        "| 64 to 128, failed at 256: result is off | 40× to 900× | 40× to 900× | none |"
         in exponential
     )
     assert "| 64 to 128 | 0.50× to 3.0× | 0.50× to 3.0× | 64 |" in cayley
@@ -130,13 +131,13 @@ def test_graphs_are_compared_with_graphs(records):
     path = records / "here" / "figure1c.csv"
     rows = [timed(one, both_graph=1e-3) if one.entry == "cwy" else one for one in read(path)]
     write(rows, path)
-    assert "40× to 900×; only ours as a CUDA graph 200× to 4500× |" in pages.claims(records)
+    assert "40× to 900×, only ours as a CUDA graph 200× to 4500× |" in pages.claims(records)
     plain = row("exponential, no sync", "64", 1e-3, 2e-3, "ours")
     rival = timed(plain, both_graph=5e-4)
     waits = {"size": "128", "ungraphed": {"forward_graph": "it waits"}}
     write([*rows, rival, replace(timed(plain, forward=1.0, both=9.0), **waits)], path)
     (exponential,) = [line for line in pages.claims(records).splitlines() if "exponential" in line]
-    faster = "0.50× to 500× | 0.40× to 900×; both as CUDA graphs (exponential, no sync) 0.50×"
+    faster = "0.50× to 500× | 0.40× to 900×, both as CUDA graphs (exponential, no sync) 0.50×"
     faster += " | 64, 64 as graphs |"
     assert faster in exponential
     assert "- no CUDA graph: exponential, no sync at 128: it waits." in pages.section(
@@ -148,7 +149,7 @@ def test_graphs_are_compared_with_graphs(records):
     ours = [timed(one, both_inline=2e-3) if one.entry == "cwy" else one for one in rows]
     write([*ours, timed(rival, both_inline=1e-3)], path)
     (exponential,) = [line for line in pages.claims(records).splitlines() if "exponential" in line]
-    assert "; in one thread 0.50×; both as CUDA graphs" in exponential
+    assert ", in one thread 0.50×, both as CUDA graphs" in exponential
     assert "| 64, 64 in one thread, 64 as graphs |" in exponential
 
 
@@ -212,6 +213,20 @@ def test_committed_records_make_a_section(bench):
             f"| {row.entry}" in line and f" {tables.ms(row.seconds('forward'))} |" in line
             for line in told.splitlines()
         ), row
+
+
+@pytest.mark.parametrize("bench", ["rnn", "table1"])
+def test_no_text_of_a_figure_is_cut(bench, tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(pages, "BENCHES", {bench: BENCHES[bench]})
+    monkeypatch.setattr(figures, "svg", lambda figure: drawn.append(figure) or "")
+    pages.draw(RECORDS, tmp_path)
+    assert len(drawn) >= 4
+    for figure in drawn:
+        FigureCanvasAgg(figure).draw()
+        edges = figure.get_tightbbox()
+        assert edges.x0 >= -0.05
+        assert edges.x1 <= figure.get_figwidth() + 0.05
 
 
 def test_each_reason_names_its_own_sizes():

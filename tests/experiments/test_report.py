@@ -206,16 +206,21 @@ def test_an_unknown_task_is_drawn_too(tmp_path):
     assert (tmp_path / "later-loss.png").exists()
 
 
-def test_a_curve_far_above_the_others_does_not_squeeze_them(tmp_path):
-    losses = {"cwy": (3, 1), "hr": (4, 2), "exprnn": (3.5, 1.5), "lstm": (5, 2), "rnn": (900, 800)}
+def panel_of(folder, losses):
     for method, curve in losses.items():
         config = {"task": "later", "method": method, "seed": 0, **CONFIG}
         rows = [
             {"step": 20 * place, "split": "train", "seconds": 1.0, "loss": loss}
             for place, loss in enumerate(curve, 1)
         ]
-        write_run(tmp_path / method, config, rows)
-    (panel,) = arrange(find_runs([tmp_path]))
+        write_run(folder / method, config, rows)
+    (panel,) = arrange(find_runs([folder]))
+    return panel
+
+
+def test_a_curve_far_above_the_others_does_not_squeeze_them(tmp_path):
+    losses = {"cwy": (3, 1), "hr": (4, 2), "exprnn": (3.5, 1.5), "lstm": (5, 2), "rnn": (900, 800)}
+    panel = panel_of(tmp_path, losses)
     (curve,) = panel.description.curves
     assert outliers(curve, panel.series) == {"rnn": 900}
     others = [one for one in panel.series if one.method != "rnn"]
@@ -225,6 +230,30 @@ def test_a_curve_far_above_the_others_does_not_squeeze_them(tmp_path):
     assert low < 1
     assert 5 < high < 10
     assert any("900" in line.get_label() for line in axes.get_lines())
+
+
+def test_arrows_of_two_curves_above_the_axis_are_next_to_each_other(tmp_path):
+    low = dict.fromkeys(("cwy", "hr", "exprnn", "lstm", "gru"), (3, 1))
+    panel = panel_of(tmp_path, {**low, "rnn": (900, 800), "rgd": (90_000, 80_000)})
+    (curve,) = panel.description.curves
+    (axes,) = draw(panel, curve).axes
+    arrows = [line for line in axes.get_lines() if line.get_linestyle() == "None"]
+    places = [line.get_transform().transform(line.get_xydata()) for line in arrows]
+    assert len(arrows) == 2
+    assert abs(places[0] - places[1])[:, 0].min() > arrows[0].get_markersize()
+
+
+@pytest.mark.parametrize("losses", [(3e-1, 1e-7), (3.0, 2.0), (5e7, 2e3)])
+def test_numbers_at_a_logarithmic_axis_have_no_small_exponents(tmp_path, losses):
+    panel = panel_of(tmp_path, {"cwy": losses})
+    (curve,) = panel.description.curves
+    figure = draw(panel, replace(curve, scale="log"))
+    figure.canvas.draw()
+    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    shown = [label for label in labels if label]
+    assert len(shown) > 1
+    numbers = [float(label.replace(",", "")) for label in shown]
+    assert numbers == sorted(numbers)
 
 
 def test_curves_of_one_point_each_have_no_figure_next_to_longer_ones():

@@ -76,7 +76,7 @@ def test_a_run_outlives_whoever_reads_what_it_prints(env, last, whole, tmp_path)
     assert process.wait(60) == 0
     assert (
         process.stderr.read()
-        == "cwy: cannot print any more (Broken pipe); the run goes on without.\n"
+        == "cwy: cannot print any more (Broken pipe). The run goes on without.\n"
     )
     assert same(weights(run), weights(whole))
 

@@ -45,12 +45,12 @@ def introduction(runs: Sequence[Settings]) -> str:
     """Describe the task and the settings, which all runs share."""
     config = cast(CopyingConfig, runs[0].config)
     return (
-        f"A network is shown {LENGTH} symbols, each one of {SYMBOLS}, then {config.T} blanks; "
-        "at a cue it must write the symbols down. "
+        f"A network is shown {LENGTH} symbols, each one of {SYMBOLS}, then {config.T} blanks. "
+        "At a cue it must write the symbols down. "
         f"One that remembers nothing gets {1 / SYMBOLS:.1%} of them right. "
         f"Each network has {config.hidden_size} units and is trained on {config.iterations} "
-        f"batches of {config.batch_size}, the same for all, by {config.optimizer} at rate "
-        f"{config.lr:g}, orthogonal weights at {config.orthogonal_lr:g}."
+        f"batches of {config.batch_size}, the same for all, by {config.optimizer} at learning "
+        f"rate {config.lr:g}, orthogonal weights at {config.orthogonal_lr:g}."
     )
 
 

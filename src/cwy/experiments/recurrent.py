@@ -21,7 +21,7 @@ BASELINES: dict[str, Callable[..., nn.RNNBase]] = {"rnn": nn.RNN, "gru": nn.GRU,
 
 @dataclass(frozen=True)
 class RecurrentConfig(Config):
-    """Settings of a recurrent network.
+    """Hold the settings of a recurrent network.
 
     Attributes:
         hidden_size: N.

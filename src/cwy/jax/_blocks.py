@@ -31,14 +31,14 @@ MOST_BLOCKS = 32
 
 
 class Normalized(NamedTuple):
-    """Unit columns ``u (*, N, L)`` and reciprocal norms ``reciprocal (*, 1, L)``."""
+    """Hold unit columns ``u (*, N, L)`` and reciprocal norms ``reciprocal (*, 1, L)``."""
 
     u: Array
     reciprocal: Array
 
 
 class Blocks(NamedTuple):
-    """Blocks of unit columns with their factors. The last block may have zero columns.
+    """Hold blocks of unit columns with their factors. The last block may have zero columns.
 
     Attributes:
         u: ``(*, N, L)``, the unit columns.

@@ -14,7 +14,7 @@ from ._checks import as_array, computed_in, is_traced
 
 
 class Found(NamedTuple):
-    r"""Reflection vectors and signs with $Q = H(v_1)\cdots H(v_L)\,\mathrm{diag}(s)$.
+    r"""Hold reflection vectors and signs with $Q = H(v_1)\cdots H(v_L)\,\mathrm{diag}(s)$.
 
     Attributes:
         v: ``(*, N, L)``, the vectors as columns.

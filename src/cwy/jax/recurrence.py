@@ -30,7 +30,7 @@ _REMEDY = (
 
 @dataclass(frozen=True)
 class Nonlinearity:
-    """A pointwise f with $h = f(z)$.
+    """Describe a pointwise f with $h = f(z)$.
 
     Attributes:
         define: ``define(z, bias)``. The bias is None where it was added to z already.
@@ -89,13 +89,13 @@ _COMPLEX_MODRELU = Nonlinearity(
 
 
 class Formed(NamedTuple):
-    """The transition Q itself, ``(N, N)``."""
+    """Hold the transition Q itself, ``(N, N)``."""
 
     q: Array
 
 
 class LowRank(NamedTuple):
-    r"""The transition $\mathrm{diag}(d) - W Y^H$: ``w, y (N, L)``, ``d (N,)``."""
+    r"""Hold the transition $\mathrm{diag}(d) - W Y^H$: ``w, y (N, L)``, ``d (N,)``."""
 
     w: Array
     y: Array

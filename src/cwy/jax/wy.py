@@ -25,7 +25,7 @@ from ._linalg import (
 
 
 class WY(NamedTuple):
-    r"""The factors of $Q = I - U T U^H$.
+    r"""Hold the factors of $Q = I - U T U^H$.
 
     ``u (*, N, L)`` has unit columns, and ``t (*, L, L)`` $= S^{-1}$ is upper-triangular.
     """

@@ -86,7 +86,7 @@ def _step_by_series(x: Tensor, skew: Tensor, step: float) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _Limits:
-    """The numbers with which a step in one dtype is compared.
+    """Hold the numbers with which a step in one dtype is compared.
 
     Attributes:
         short: the length up to which the rest of the series is below a quarter of eps.

@@ -24,7 +24,7 @@ METRICS = tuple(_SKEW_SCALES)
 
 @dataclass(frozen=True, eq=False)
 class Tangent:
-    r"""A tangent vector $Z = XW + V$ at X. Such vectors at one X can be added and scaled.
+    r"""Hold a tangent vector $Z = XW + V$ at X. Such vectors at one X can be added and scaled.
 
     Attributes:
         skew: W, ``(*, M, M)``, skew-Hermitian.
@@ -258,7 +258,7 @@ def _tangent(x: Tensor, z: Tensor, scale: float) -> Tangent:
 
 @dataclass(frozen=True, eq=False)
 class _Scaled:
-    """A tangent vector whose largest entry is 1, and a step along it of bounded length.
+    """Hold a tangent vector whose largest entry is 1, and a step along it of bounded length.
 
     Attributes:
         skew: W.

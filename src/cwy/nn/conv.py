@@ -158,7 +158,7 @@ def _uniform(bound: float, *shape: int, **like) -> nn.Parameter:
 
 
 class ConvNERU(Images, _Kernels):
-    r"""Convolutional non-exploding recurrent unit: $G_t = f(K * G_{t-1} + b + K^{in} * X_t)$.
+    r"""Run a convolutional non-exploding recurrent unit: $G_t = f(K * G_{t-1} + b + K^{in} * X_t)$.
 
     $q\hat K$ is kept on the Stiefel manifold, where $\hat K$ is K as a $q^2 f\times f$ matrix. Then
     $\lVert K * G\rVert \le \lVert G\rVert$, and neither states nor their gradients can grow
@@ -305,7 +305,7 @@ class ConvNERU(Images, _Kernels):
 
 
 class ConvNERUCell(_Kernels):
-    r"""One step of :class:`ConvNERU`: $G' = f(K * G + b + K^{in} * X)$.
+    r"""Compute one step of :class:`ConvNERU`: $G' = f(K * G + b + K^{in} * X)$.
 
     Args:
         in_channels, hidden_channels, kernel_size, nonlinearity, bias: as there.

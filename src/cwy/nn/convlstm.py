@@ -75,7 +75,7 @@ class _Gates(Settings):
 
 
 class ConvLSTM(Images, _Gates):
-    r"""Long short-term memory with convolutions (Shi et al. 2015), its gates normalized per image.
+    r"""Run an LSTM with convolutions (Shi et al. 2015), its gates normalized per image.
 
     $$ (i, f, g, o) = \mathrm{norm}(W * x_t + V * h_{t-1}), \quad
        c_t = \sigma(f) c_{t-1} + \sigma(i)\tanh(g), \quad h_t = \sigma(o)\tanh(c_t) $$
@@ -144,7 +144,7 @@ class ConvLSTM(Images, _Gates):
 
 
 class ConvLSTMCell(_Gates):
-    """One step of :class:`ConvLSTM`.
+    """Compute one step of :class:`ConvLSTM`.
 
     Args:
         in_channels, hidden_channels, kernel_size, device, dtype, normalize: as there.

@@ -161,7 +161,7 @@ def _check_dropout(dropout: float) -> None:
 
 
 class OrthogonalRNN(_Recurrent):
-    r"""``torch.nn.RNN`` with an orthogonal transition: $h_t = f(Q h_{t-1} + W x_t + b)$.
+    r"""Run ``torch.nn.RNN`` with an orthogonal transition: $h_t = f(Q h_{t-1} + W x_t + b)$.
 
     Takes what ``torch.nn.RNN`` takes, in the same order, and returns what it returns. With complex
     weights the transition is unitary.
@@ -593,7 +593,7 @@ def _reversal(sizes: Tensor) -> Tensor:
 
 
 class OrthogonalRNNCell(_Recurrent):
-    r"""``torch.nn.RNNCell`` with an orthogonal transition: one step $h' = f(Qh + Wx + b)$.
+    r"""Compute ``torch.nn.RNNCell`` with an orthogonal transition: one step $h' = f(Qh + Wx + b)$.
 
     Args:
         input_size, hidden_size, bias, device, dtype: as in torch.

@@ -16,7 +16,7 @@ from ..api import bake
 
 
 class Settings(nn.Module):
-    """A layer that knows what it was made with.
+    """Keep what a layer was made with.
 
     A subclass keeps each argument of its constructor as an attribute of that name, as a private
     one, or in ``_options``.

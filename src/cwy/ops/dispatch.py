@@ -25,7 +25,7 @@ def _never(*what: Any) -> str | None:
 
 @dataclass(frozen=True)
 class Backend:
-    """One implementation of an op.
+    """Describe one implementation of an op.
 
     Attributes:
         name: what ``backend=`` takes.

@@ -64,7 +64,7 @@ class KeepsPrecision(Optimizer):
 
 
 class Mixture(NamedTuple):
-    """The tangent vector along which a step goes: a weighted sum of a buffer and the gradient.
+    """Hold the tangent vector along which a step goes: a weighted sum of a buffer and the gradient.
 
     Attributes:
         key: where the state keeps the buffer, or None without one.
@@ -78,7 +78,7 @@ class Mixture(NamedTuple):
 
 
 class Rate(NamedTuple):
-    """The number by which a step multiplies its tangent vector.
+    """Hold the number by which a step multiplies its tangent vector.
 
     Attributes:
         value: the number.
@@ -90,7 +90,7 @@ class Rate(NamedTuple):
 
 
 class VerifiedMove(NamedTuple):
-    """A step of one matrix that is computed and verified, but not taken yet.
+    """Hold a step of one matrix that is computed and verified, but not taken yet.
 
     Attributes:
         batch: the matrix.

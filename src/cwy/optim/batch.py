@@ -97,7 +97,7 @@ def _largest(g: Tensor) -> Tensor:
 
 
 class Batch:
-    """K parameters of one shape as one stack: ``(K, *, N, M)`` on the manifold.
+    """Hold K parameters of one shape as one stack: ``(K, *, N, M)`` on the manifold.
 
     A single parameter keeps its shape ``(*, N, M)``. State is kept per parameter, in the shape of
     the parameter. A half-precision parameter has float32 state, which includes its value.

@@ -20,7 +20,7 @@ _LARGEST_RATIO = 1e30
 
 @dataclass(frozen=True, eq=False)
 class Directions:
-    """A free parameter of which a positive factor per vector changes nothing.
+    """Describe a free parameter of which a positive factor per vector changes nothing.
 
     Attributes:
         parameter: the free parameter.

@@ -131,7 +131,7 @@ def for_model(
 
 @dataclass(frozen=True, slots=True)
 class _Kinds:
-    """The parameters of a model, sorted by what they need.
+    """Hold the parameters of a model, sorted by what they need.
 
     Attributes:
         named: the parameters off the manifold and their names: "free", "orthogonal" and "held".

@@ -17,7 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 
 class Mark(Protocol):
-    """A mark of a weight on the manifold."""
+    """Describe a mark of a weight on the manifold."""
 
     def parameter(self) -> Tensor | None:
         """Return the weight, or None if it is no longer marked."""

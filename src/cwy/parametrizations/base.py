@@ -25,7 +25,7 @@ def versions_of(free: tuple[Tensor, ...]) -> tuple[int, ...]:
 
 
 class Stack(Protocol):
-    """Weights that are computed together."""
+    """Describe weights that are computed together."""
 
     @property
     def serves(self) -> bool:
@@ -36,7 +36,7 @@ class Stack(Protocol):
 
 
 class OrthogonalMap(nn.Module):
-    r"""A map from free parameters to matrices ``(*, N, M)`` with orthonormal columns.
+    r"""Map free parameters to matrices ``(*, N, M)`` with orthonormal columns.
 
     It is a parametrization for ``torch.nn.utils.parametrize``. A subclass defines :meth:`matrix`,
     :meth:`free` (its inverse, or an error with the reason) and :meth:`sample`.
@@ -308,7 +308,7 @@ class OrthogonalMap(nn.Module):
 
 
 class SquareMap(OrthogonalMap):
-    """A map onto square matrices."""
+    """Map free parameters onto square matrices."""
 
     def __init__(self, n: int, m: int | None = None, **like) -> None:
         super().__init__(n, m, **like)
@@ -319,7 +319,7 @@ class SquareMap(OrthogonalMap):
 
 
 class ComplexMap(SquareMap):
-    """A map onto unitary matrices only, defined by :meth:`_times`. The dtype is complex."""
+    """Map onto unitary matrices only, as :meth:`_times` defines. The dtype is complex."""
 
     def __init__(self, n: int, m: int | None = None, **like) -> None:
         if like.get("dtype") is None:

@@ -15,7 +15,7 @@ from .marks import on_manifold
 
 
 class Constraint(NamedTuple):
-    """A constrained weight of a model, as :func:`cwy.named_constraints` yields it.
+    """Describe a constrained weight of a model, as :func:`cwy.named_constraints` yields it.
 
     Attributes:
         module: the layer that has the weight.

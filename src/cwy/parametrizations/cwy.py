@@ -14,16 +14,16 @@ from .reflections import Length, ReflectionMap
 
 @register(
     "cwy",
-    domain="O_L(N); complex, L = N: U(N)",
+    domain="O_L(N), complex with L = N: U(N)",
     kind="square",
     complex=True,
     paper="Likhosherstov et al. 2021",
 )
 class CWY(ReflectionMap):
-    r"""$\mathbb{R}^{N\times L} \to O_L(N)$, all reflections at once by :func:`~cwy.ops.cwy_matrix`.
+    r"""Map $\mathbb{R}^{N\times L} \to O_L(N)$, all reflections at once.
 
-    Costs $O(L^2N + LN^2)$, in a handful of matrix products. A multiplication costs $O(LN)$ per
-    vector.
+    :func:`~cwy.ops.cwy_matrix` has the formula. It costs $O(L^2N + LN^2)$, in a handful of matrix
+    products. A multiplication costs $O(LN)$ per vector.
 
     Args:
         n, m: N. ``m``, if given, is N too.

@@ -19,11 +19,11 @@ from .skew import SkewMap
     "dtriv", domain="SO(N): the component of its base", kind="square", paper="Lezcano-Casado 2019"
 )
 class DTRIV(SkewMap):
-    r"""$Q = B\exp(A)$, $A = \mathrm{striu}(X) - \mathrm{striu}(X)^\top$: dynamic trivialization.
+    r"""Compute $Q = B\exp(A)$, $A = \mathrm{striu}(X) - \mathrm{striu}(X)^\top$, with a base B.
 
-    Every K steps :func:`move_bases` moves the base B to $B\exp(A)$ and X to 0. The exponential is
-    then only used near 0, where it distorts the gradient least. K = ∞ is never to call it. Costs
-    what EXPRNN costs, and a product.
+    This is dynamic trivialization: every K steps :func:`move_bases` moves the base B to
+    $B\exp(A)$ and X to 0. The exponential is then only used near 0, where it distorts the gradient
+    least. K = ∞ is never to call it. Costs what EXPRNN costs, and a product.
 
     B is a buffer, kept in the state dict. It starts as block-diagonal rotations with angles uniform
     in $[-\pi, \pi]$, and X starts as 0. Any orthogonal Q can be assigned: it becomes B. The

@@ -14,14 +14,14 @@ from .base import ComplexMap
 
 @register(
     "eurnn",
-    domain="subset of U(N); L = N: U(N)",
+    domain="subset of U(N), with L = N: U(N)",
     kind="square",
     real=False,
     complex=True,
     paper="Jing et al. 2017",
 )
 class EURNN(ComplexMap):
-    r"""$Q = D F_1\cdots F_L$ with phases D and layers F of rotations of neighbors.
+    r"""Compute $Q = D F_1\cdots F_L$ with phases D and layers F of rotations of neighbors.
 
     The pairs are (0, 1), (2, 3), … in $F_1, F_3, …$ and (1, 2), (3, 4), … in $F_2, F_4, …$. Each is
     turned by

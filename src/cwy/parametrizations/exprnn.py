@@ -15,7 +15,7 @@ from .skew import SkewMap
 
 @register("exprnn", domain="SO(N)", kind="square", paper="Lezcano-Casado and Martínez-Rubio 2019")
 class EXPRNN(SkewMap):
-    r"""$Q = \exp(A)$, $A = \mathrm{striu}(X) - \mathrm{striu}(X)^\top$: onto SO(N).
+    r"""Compute $Q = \exp(A)$, $A = \mathrm{striu}(X) - \mathrm{striu}(X)^\top$: onto SO(N).
 
     Costs $O(N^3)$ (Table 1), in scaling and squaring. The backward pass takes three products for
     each of the forward pass. Squaring in float32 would lose digits, so it runs in float64 where the

@@ -11,7 +11,7 @@ from .reflections import ReflectionMap
 
 @register("hr", domain="O_L(N), St(N, M)", kind="any", complex=True, paper="Mhammedi et al. 2017")
 class HR(ReflectionMap):
-    r"""The map of :class:`CWY` and :class:`TCWY`, one Householder reflection after another.
+    r"""Map as :class:`CWY` and :class:`TCWY` do, one Householder reflection after another.
 
     Costs $O(LNM)$ in L dependent steps: what CWY replaces, kept for comparison.
 

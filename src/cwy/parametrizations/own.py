@@ -16,7 +16,7 @@ from .base import OrthogonalMap
     "own", domain="St(N, M), M < N, columns of zero mean", kind="tall", paper="Huang et al. 2018"
 )
 class OWN(OrthogonalMap):
-    r"""$\Omega = \tilde V(\tilde V^\top\tilde V)^{-1/2}$ with the columns of V less their means.
+    r"""Compute $\Omega = \tilde V(\tilde V^\top\tilde V)^{-1/2}$ from the centered columns of V.
 
     That is $\tilde V = V - \frac1N\mathbf 1\mathbf 1^\top V$. The eigendecomposition
     $\tilde V^\top\tilde V = P\Lambda P^\top$ gives the root. Covers the matrices of St(N, M) whose
@@ -130,7 +130,7 @@ class _InverseRoot(Function):
 
 
 class _DualInverseRoot(_InverseRoot):
-    """With forward mode, which a compiler can't trace."""
+    """Add forward mode, which a compiler can't trace."""
 
     @staticmethod
     def jvp(ctx, dg):

@@ -22,7 +22,7 @@ Length = float | Literal["matched", "raw"]
 
 
 class ReflectionMap(OrthogonalMap):
-    r"""$V \mapsto H(v_1)\cdots H(v_L)\,\mathrm{diag}(s)$, its first M columns.
+    r"""Map $V \mapsto H(v_1)\cdots H(v_L)\,\mathrm{diag}(s)$, its first M columns.
 
     For a real weight the signs s are a buffer, +1 until a matrix is assigned that needs others. The
     determinant is $(-1)^L\prod s$. For a complex weight $s = z/|z|$ with a learnable complex ``z``,

@@ -21,7 +21,7 @@ _STIEFEL: dict[str, Any] = {
 @register("rgd-c-c", paper="Tagare 2011", **_STIEFEL)
 @register("rgd", paper="Wisdom et al. 2016", **_STIEFEL)
 class RGD(OnManifold):
-    """Riemannian gradient descent by the canonical metric and the Cayley retraction.
+    """Descend on the manifold by the canonical metric and the Cayley retraction.
 
     The weight itself is the parameter, so there is nothing to compute in the forward pass. The
     weight starts Haar-random, and :func:`cwy.optim.for_model` makes the optimizer that moves it,
@@ -52,28 +52,28 @@ class RGD(OnManifold):
 
 @register("rgd-e-c", paper="Likhosherstov et al. 2021", **_STIEFEL)
 class RGDEC(RGD):
-    """As :class:`RGD`, by the Euclidean metric and the Cayley retraction."""
+    """Descend as :class:`RGD`, by the Euclidean metric and the Cayley retraction."""
 
     metric = "euclidean"
 
 
 @register("rgd-c-qr", paper="Absil et al. 2008", **_STIEFEL)
 class RGDCQR(RGD):
-    """As :class:`RGD`, by the canonical metric and the QR retraction."""
+    """Descend as :class:`RGD`, by the canonical metric and the QR retraction."""
 
     retraction = "qr"
 
 
 @register("rgd-e-qr", paper="Absil et al. 2008", **_STIEFEL)
 class RGDEQR(RGD):
-    """As :class:`RGD`, by the Euclidean metric and the QR retraction."""
+    """Descend as :class:`RGD`, by the Euclidean metric and the QR retraction."""
 
     metric, retraction = "euclidean", "qr"
 
 
 @register("rgd-adam", paper="Li et al. 2020", **_STIEFEL)
 class RGDAdam(OnManifold):
-    """Adam on the manifold, by :class:`~cwy.optim.StiefelAdam`, and otherwise as :class:`RGD`.
+    """Descend by Adam on the manifold, :class:`~cwy.optim.StiefelAdam`, otherwise as :class:`RGD`.
 
     Args:
         n, m: the matrix is N x M.

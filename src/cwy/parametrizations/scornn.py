@@ -28,7 +28,7 @@ A larger one turns its plane by π to 0.004, where the gradient, shrunk by 4/A²
     paper="Helfrich et al. 2018",
 )
 class SCORNN(SkewMap):
-    r"""$Q = (I + A/2)^{-1}(I - A/2)\,D$ with a skew-symmetric A and signs $D$.
+    r"""Compute $Q = (I + A/2)^{-1}(I - A/2)\,D$ with a skew-symmetric A and signs $D$.
 
     Here $A = \mathrm{striu}(X) - \mathrm{striu}(X)^\top$ and $D = \mathrm{diag}(\pm1)$. Covers
     the Q for which $QD$ has no eigenvalue -1. Their determinant is that of D. Costs $O(N^3)$

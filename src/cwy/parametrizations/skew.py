@@ -12,7 +12,7 @@ from .base import SquareMap
 
 
 class SkewMap(SquareMap):
-    r"""A map of $A = \mathrm{striu}(X) - \mathrm{striu}(X)^\top$ with a real X ``(*, N, N)``.
+    r"""Map a real X ``(*, N, N)`` through $A = \mathrm{striu}(X) - \mathrm{striu}(X)^\top$.
 
     Args:
         n, m: N. ``m``, if given, is N too.

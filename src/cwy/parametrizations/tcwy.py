@@ -14,7 +14,7 @@ from .reflections import ReflectionMap
 
 @register("tcwy", domain="St(N, M)", kind="any", complex=True, paper="Likhosherstov et al. 2021")
 class TCWY(ReflectionMap):
-    r"""$\mathbb{R}^{N\times M} \to \mathrm{St}(N, M)$, the first M columns of M reflections.
+    r"""Map $\mathbb{R}^{N\times M} \to \mathrm{St}(N, M)$, the first M columns of M reflections.
 
     :func:`~cwy.ops.tcwy_matrix` computes it. Costs $4NM^2 + 7M^3/3$ operations, the fewest of the
     methods of Table 2, and never forms an N x N matrix.

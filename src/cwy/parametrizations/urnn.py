@@ -21,7 +21,7 @@ from .base import ComplexMap
     paper="Arjovsky et al. 2016",
 )
 class URNN(ComplexMap):
-    r"""$Q = D_3 H_2 F^{-1} D_2 \Pi H_1 F D_1$ with phases D, reflections H, Fourier transform F.
+    r"""Compute $Q = D_3 H_2 F^{-1} D_2 \Pi H_1 F D_1$: phases D, reflections H, the DFT F.
 
     Covers a subset of U(N): it has fewer than 7N real degrees of freedom, where U(N) has $N^2$.
     Costs $O(N\log N)$ per vector (Table 1), by fast Fourier transforms, which are unitary here. The

@@ -14,7 +14,7 @@ BIASES = ("none", "all", "householder_only")
 
 
 class _Type(str):
-    """The key of the type: a string with the ``value`` that PEFT reads from its own types."""
+    """Hold the key of the type: a string with the ``value`` that PEFT reads from its own types."""
 
     __slots__ = ()
 

@@ -35,14 +35,14 @@ _KEPT = (
 
 
 class LowRank(NamedTuple):
-    """The factors of $B A$: ``a (R, in)`` and ``b (out, R)``."""
+    """Hold the factors of $B A$: ``a (R, in)`` and ``b (out, R)``."""
 
     a: Tensor
     b: Tensor
 
 
 class _Wide(NamedTuple):
-    """U and T of $I - U T U^T$, with one column per reflection of all blocks."""
+    """Hold U and T of $I - U T U^T$, with one column per reflection of all blocks."""
 
     u: Tensor
     t: Tensor

@@ -22,7 +22,7 @@ from .together import Product
 
 
 class HRALayer(OrthogonalLayer):
-    """What both layers of HRA have in common. PEFT's own layer holds the parameters."""
+    """Serve both layers of HRA. PEFT's own layer holds the parameters."""
 
     hra_u: nn.ParameterDict
     hra_apply_GS: dict[str, bool]
@@ -62,11 +62,11 @@ class HRALayer(OrthogonalLayer):
 
 
 class HRALinear(HRALayer, OrthogonalLinear, PeftLinear):
-    """HRA of a linear layer."""
+    """Adapt a linear layer by HRA."""
 
 
 class HRAConv2d(HRALayer, OrthogonalConv2d, PeftConv2d):
-    """HRA of a convolution."""
+    """Adapt a convolution by HRA."""
 
 
 # From PEFT 0.19 on, layers take their configuration.
@@ -74,7 +74,7 @@ _TAKES_CONFIG = "config" in inspect.signature(PeftLinear.__init__).parameters
 
 
 class HRAModel(TogetherModel, PeftModel):
-    """PEFT's tuner of HRA with our layers."""
+    """Run PEFT's tuner of HRA with our layers."""
 
     tuner_layer_cls = PeftLayer
 
@@ -91,7 +91,7 @@ class HRAModel(TogetherModel, PeftModel):
 
 
 class _Installed:
-    """What :func:`install` returns. The end of a ``with`` block restores what was before."""
+    """Restore, at the end of a ``with`` block, what was before :func:`install`."""
 
     def __init__(self, before: type[Any]) -> None:
         self._before = before

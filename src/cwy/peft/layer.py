@@ -21,7 +21,7 @@ from .weights import dense_weight, features, write_weight
 
 
 class OrthogonalLayer(BaseTunerLayer):
-    """A layer whose weight W stands for P W Q, with one product per active adapter and side.
+    """Use a layer's weight W as P W Q, with one product per active adapter and side.
 
     Subclasses are modules with a ``base_layer``. They define :meth:`product`.
     """
@@ -116,7 +116,7 @@ class OrthogonalLayer(BaseTunerLayer):
 
 
 class OrthogonalLinear(OrthogonalLayer):
-    """The forward pass of linear layers: the base layer is called, and its weight is not read."""
+    """Run the forward pass of linear layers: call the base layer, without reading its weight."""
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Return what the base layer makes of Q x, multiplied by P. The bias stays as it is."""
@@ -138,7 +138,7 @@ class OrthogonalLinear(OrthogonalLayer):
 
 
 class OrthogonalConv2d(OrthogonalLayer):
-    """The forward pass of convolutions: the kernel, as a matrix, is multiplied."""
+    """Run the forward pass of convolutions: multiply the kernel, as a matrix."""
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Return the convolution by the kernel P W Q."""
@@ -175,7 +175,7 @@ def _as_autocast(x: Tensor) -> Tensor:
 
 
 class HouseholderLayer(OrthogonalLayer):
-    """What all layers of a :class:`HouseholderConfig` have in common."""
+    """Serve all layers of a :class:`HouseholderConfig`."""
 
     adapter_layer_names = ("householder_in", "householder_out")
     other_param_names = ("householder_r", "householder_blocks")
@@ -239,11 +239,11 @@ class HouseholderLayer(OrthogonalLayer):
 
 
 class HouseholderLinear(OrthogonalLinear, HouseholderLayer, nn.Module):
-    """A linear layer with products of reflections on its sides."""
+    """Adapt a linear layer by products of reflections on its sides."""
 
 
 class HouseholderConv2d(OrthogonalConv2d, HouseholderLayer, nn.Module):
-    """A convolution with products of reflections on the sides of its kernel, as a matrix."""
+    """Adapt a convolution by products of reflections on the sides of its kernel, as a matrix."""
 
 
 def _check_blocks(side: str, size: int, blocks: int | None) -> None:

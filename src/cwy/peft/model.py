@@ -21,7 +21,7 @@ from .together import attach, detach
 
 
 class TogetherModel(BaseTuner):
-    """A tuner whose layers compute their factors once per forward pass."""
+    """Tune a model whose layers compute their factors once per forward pass."""
 
     def inject_adapter(self, model: nn.Module, *args: Any, **kwargs: Any) -> None:
         """Create the layers of an adapter."""

@@ -25,7 +25,7 @@ _PLAIN = (Tensor, nn.Parameter)
 
 
 class Product:
-    """One product of reflections: the vectors of an adapter on one side of a layer.
+    """Describe one product of reflections: the vectors of an adapter on one side of a layer.
 
     Args:
         holder: the parameters of all adapters of the layer.
@@ -40,21 +40,21 @@ class Product:
 
     @property
     def parameter(self) -> Tensor:
-        """The vectors as they are trained and saved."""
+        """Return the vectors as they are trained and saved."""
         parameter = own_parameter(self._holder, self.adapter)
         assert parameter is not None
         return parameter
 
     @property
     def vectors(self) -> Tensor:
-        """The vectors of the reflections."""
+        """Return the vectors of the reflections."""
         if self.orthonormal:
             return orthonormal(self.parameter)
         return self.parameter
 
 
 class _Mode(NamedTuple):
-    """What factors are computed for."""
+    """Describe what factors are computed for."""
 
     dtype: torch.dtype
     recording: bool
@@ -63,7 +63,7 @@ class _Mode(NamedTuple):
 
 @dataclass
 class _Computed:
-    """Factors of a group, and the parameters that they were computed from."""
+    """Hold factors of a group, and the parameters that they were computed from."""
 
     factors: Sequence[Factors]
     parameters: Sequence[Tensor]
@@ -77,7 +77,7 @@ class _Computed:
 
 
 class _Group:
-    """Products of one shape, dtype and device."""
+    """Hold products of one shape, dtype and device."""
 
     def __init__(self) -> None:
         self.members: list[Product] = []

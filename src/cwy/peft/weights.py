@@ -12,7 +12,7 @@ from transformers.pytorch_utils import Conv1D
 
 
 class Features(NamedTuple):
-    """The sizes of the matrix of a layer. A convolution has one column per entry of a patch."""
+    """Hold the sizes of a layer's matrix. A convolution has one column per entry of a patch."""
 
     into: int
     out: int

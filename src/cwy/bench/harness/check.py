@@ -37,7 +37,7 @@ class Accuracy:
 
 
 class CheckFailed(Exception):
-    """Raised when an implementation is not what it claims. The message has the reason."""
+    """Report that an implementation is not what it claims. The message has the reason."""
 
 
 def differentiate(

@@ -31,12 +31,12 @@ Watch = Callable[[Size, str, float], object]
 
 
 class TooSlow(Exception):
-    """One call takes longer than the limit."""
+    """Report that one call takes longer than the limit."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Say what to measure.
+    """Describe what to measure.
 
     Attributes:
         bench: the name of the benchmark.
@@ -248,7 +248,7 @@ def why_missing(package: str) -> str | None:
 
 
 class _Calls:
-    """The calls that are timed, all on the same inputs."""
+    """Hold the calls that are timed, all on the same inputs."""
 
     def __init__(self, entry: Entry, case: Case) -> None:
         self.entry = entry

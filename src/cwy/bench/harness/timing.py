@@ -17,7 +17,7 @@ FEWEST = 3
 
 @dataclass(frozen=True)
 class Effort:
-    """Say how long to measure.
+    """Describe how long to measure.
 
     Attributes:
         repeats: samples of each entry, at most.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
@@ -15,7 +16,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import NullFormatter, NullLocator
 
 from ..._atomic import whole, write
-from ..._figures import INK, NARROW, STYLE, WIDE, Layout, svg
+from ..._figures import INK, NARROW, STYLE, WIDE, Layout, legend_columns, svg
 from ..suites import Size, show_size
 from .rows import KINDS, Measurement, Panel, Time, caption
 from .tables import Last, are_steps, product, rate, ratios, times
@@ -59,7 +60,7 @@ def draw(panel: Panel, title: str, baseline: str, path: Path, means: bool = Fals
     """
     with rc_context(STYLE):
         figure = _figure(panel, baseline, means, WIDE)
-        # Below the panes is the legend, so the caption is above them.
+        # The legend is below the panes, so the caption is above them.
         figure.suptitle(f"{title}\n{_caption(panel.found)}", fontsize="medium")
         _save(figure, path)
 
@@ -172,16 +173,13 @@ def _lines(panel: Panel, baseline: str, means: bool, layout: Layout) -> Figure:
     if any(one.seconds("both_graph") for one in panel.found):
         kinds.append("both_graph")
         titles["both_graph"] = "Forward + backward, CUDA graph"
-    entries = len({one.entry for one in panel.found if one.ranked})
-    columns = _legend_columns(panel, layout)
-    legend = 0.24 * -(-entries // columns)
     if layout.stacked:
         panes_high = 2.9 * len(kinds)
         grid = (len(kinds), 1)
     else:
         panes_high = 3.6
         grid = (1, len(kinds))
-    figure = Figure(figsize=(layout.width, 0.6 + panes_high + legend), layout="constrained")
+    figure = Figure(layout="constrained")
     panes = figure.subplots(*grid, sharey=True, squeeze=False).flatten()
     axis = _axis(panel)
     styles = _styles(panel.found, baseline)
@@ -198,14 +196,9 @@ def _lines(panel: Panel, baseline: str, means: bool, layout: Layout) -> Figure:
         if layout.stacked or axes is panes[0]:
             axes.set_ylabel(unit)
     panes[0].yaxis.set_major_formatter("{x:g}")
-    _legend(figure, panes[0], panel, columns)
+    legend_high = 0.24 * _legend(figure, panes[0], panel, layout)
+    figure.set_size_inches(layout.width, 0.6 + panes_high + legend_high)
     return figure
-
-
-def _legend_columns(panel: Panel, layout: Layout) -> int:
-    """Return how many names fit next to each other below the panes."""
-    longest = max(len(one.entry) for one in panel.found)
-    return max(1, layout.letters // (longest + 7))
 
 
 def _label(axes: Axes, axis: _Axis, crowded: bool) -> None:
@@ -226,12 +219,13 @@ def _label(axes: Axes, axis: _Axis, crowded: bool) -> None:
     axes.grid(which="major", alpha=0.3)
 
 
-def _legend(figure: Figure, axes: Axes, panel: Panel, columns: int) -> None:
-    """List the entries, the slowest at the last size first."""
+def _legend(figure: Figure, axes: Axes, panel: Panel, layout: Layout) -> int:
+    """List the entries, the slowest at the last size first. Return the lines of the list."""
     handles, labels = axes.get_legend_handles_labels()
     by_label = dict(zip(labels, handles, strict=True))
     last = {one.entry: one.ranked or 0 for one in panel.at(panel.sizes[-1])}
     slowest_first = sorted(by_label, key=lambda entry: -last.get(entry, 0))
+    columns = legend_columns(slowest_first, layout)
     figure.legend(
         [by_label[entry] for entry in slowest_first],
         slowest_first,
@@ -239,6 +233,7 @@ def _legend(figure: Figure, axes: Axes, panel: Panel, columns: int) -> None:
         ncols=columns,
         frameon=False,
     )
+    return math.ceil(len(slowest_first) / columns)
 
 
 @dataclass(frozen=True)
@@ -254,7 +249,7 @@ class _Lines:
         """Return what turns seconds into the unit of the axis."""
         if not self.panel.form.endswith("T"):
             return 1e3
-        # Of a recurrence the time of a step is drawn.
+        # A recurrence is drawn by the time of one step.
         steps = int(size.rpartition("x")[2])
         return 1e6 / steps
 
@@ -396,10 +391,13 @@ def _bars(panel: Panel, baseline: str, layout: Layout) -> Figure:
         unit = "a training step, ms"
     if any(one.ranked and one.entry == baseline for one in panel.found):
         unit += f"\n(2× is twice the time of {baseline})"
-    panes[-1].set_xlabel(unit)
     columns = 5
+    place = "center"
     if layout.stacked:
         columns = 2
+        # A long label in the middle of a narrow axis would end beyond the figure.
+        place = "right"
+    panes[-1].set_xlabel(unit, loc=place)
     handles, labels = panes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False)
     return figure

@@ -181,7 +181,7 @@ def _at(bench: str, panel: Panel, size: Size) -> _Compared:
 
 
 def _verdict(ratios: Sequence[float]) -> str:
-    """Say whether ours is the fastest: yes, in part or no."""
+    """Return whether ours is the fastest: yes, in part or no."""
     if not ratios:
         return "–"
     ahead = sum(ratio > 1 for ratio in ratios)
@@ -266,7 +266,7 @@ def _compared(claim: Claim, panel: Panel) -> list[str]:
         sizes = " to ".join(dict.fromkeys([compared[0], compared[-1]]))
     inline = ""
     if seen["both_inline"]:
-        inline = f"; in one thread {_span(seen['both_inline'])}"
+        inline = f", in one thread {_span(seen['both_inline'])}"
     graphs = {}
     for kind in ("forward", "both"):
         plain = _ratios(panel, claim.rivals, ours, kind, f"{kind}_graph")
@@ -299,14 +299,14 @@ def _graphs(both: Mapping[str, float], plain: Mapping[str, float], capturable: s
     If no graph of the rival was timed, its plain time is divided by our graph's.
     """
     if both:
-        return f"; both as CUDA graphs ({capturable}) {_span(both)}"
+        return f", both as CUDA graphs ({capturable}) {_span(both)}"
     if plain:
-        return f"; only ours as a CUDA graph {_span(plain)}"
+        return f", only ours as a CUDA graph {_span(plain)}"
     return ""
 
 
 def _gaps(found: Sequence[Measurement], rivals: Sequence[str]) -> str:
-    """Say at which sizes no rival has a time, and why the first has none at the first of them."""
+    """List the sizes at which no rival has a time, and the reason at the first of them."""
     timed = {one.size for one in found if one.entry in rivals and one.status == "ok"}
     without = [one for one in found if one.entry == rivals[0] and one.size not in timed]
     if not without:
@@ -315,7 +315,7 @@ def _gaps(found: Sequence[Measurement], rivals: Sequence[str]) -> str:
     if len(without) > 1:
         first = f" ({without[0].size})"
     sizes = ", ".join(one.size for one in without)
-    return f"; {without[0].status} at {sizes}: {without[0].reason}{first}"
+    return f", {without[0].status} at {sizes}: {without[0].reason}{first}"
 
 
 def _span(ratios: Mapping[str, float]) -> str:

@@ -143,7 +143,7 @@ class Measurement:
 
     @property
     def ranked(self) -> float | None:
-        """The seconds that an entry is ranked by: forward and backward, or what it has."""
+        """Return the seconds that an entry is ranked by: forward and backward, or what it has."""
         time = self.standing("both")
         if time is None:
             return None
@@ -194,7 +194,7 @@ def context(device: torch.device, seed: int, command: str = "") -> Context:
 
 
 def caption(where: Context, dtype: str) -> str:
-    """Say in one line what numbers belong to."""
+    """Describe in one line what numbers belong to."""
     commit = ""
     if where.commit:
         commit = f" ({where.commit})"

@@ -31,7 +31,7 @@ class Last:
 
     @property
     def base(self) -> float | None:
-        """The seconds of the baseline, None if it has no time."""
+        """Return the seconds of the baseline, None if it has no time."""
         return next((one.ranked for one in self.found if one.entry == self.baseline), None)
 
 
@@ -162,7 +162,7 @@ def marked(one: Measurement) -> str:
 
 
 def findings(found: Sequence[Measurement], baseline: str) -> str:
-    """Say what the times at one size show, in sentences that hold for these very numbers."""
+    """Describe what the times at one size show, in sentences that hold for these very numbers."""
     ours = next((one for one in found if one.entry == baseline), None)
     both = None
     if ours is not None:
@@ -191,7 +191,7 @@ def findings(found: Sequence[Measurement], baseline: str) -> str:
 
 
 def _of_steps(found: Sequence[Measurement], base: Measurement) -> str:
-    """Say how long steps without a backward pass of their own take."""
+    """Describe how long steps without a backward pass of their own take."""
     seconds = base.seconds("forward") or math.nan
     words = f"At {base.size}, a step of {base.entry} takes {ms(seconds)} ms"
     words += _beside_the_floor(found, seconds, "forward") + "."

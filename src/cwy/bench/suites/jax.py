@@ -45,7 +45,7 @@ def _jax() -> Any:
 
 
 class _Program:
-    """A function of JAX as a function of tensors, forward and backward."""
+    """Wrap a function of JAX as a function of tensors, forward and backward."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         jax = _jax()

@@ -166,7 +166,7 @@ def _manifold_step(shape: Size, label: str, manifold: str) -> Entry:
     """Time a step of geoopt's. It takes the place of a backward pass, so it has none."""
     return Entry(
         f"geoopt {label}",
-        f"geoopt.{manifold}(): proju, then retr; one step from a point, no map to differentiate",
+        f"geoopt.{manifold}(): proju, then retr. One step from a point, no map to differentiate",
         partial(_geoopt, shape, manifold),
         package="geoopt",
         differentiable=False,

@@ -68,7 +68,7 @@ def weight_dtype(
 
 @dataclass(frozen=True)
 class Usage:
-    """Say how a method is timed.
+    """Describe how a method is timed.
 
     Attributes:
         method: of the registry.

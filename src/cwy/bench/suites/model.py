@@ -52,7 +52,7 @@ class Stack:
 
     @property
     def model(self) -> nn.Module:
-        """A new stack with free weights."""
+        """Return a new stack with free weights."""
         layers = []
         for _ in range(self.depth):
             layers += [nn.Linear(self.units, self.units), nn.GELU()]
@@ -64,7 +64,7 @@ class Stack:
 
     @property
     def optimizes(self) -> bool:
-        """Whether a step of the optimizer is timed."""
+        """Return whether a step of the optimizer is timed."""
         return self.depth > 1
 
     @property
@@ -99,7 +99,7 @@ class Recurrence:
 
     @property
     def optimizes(self) -> bool:
-        """Whether a step of the optimizer is timed."""
+        """Return whether a step of the optimizer is timed."""
         return False
 
     @property

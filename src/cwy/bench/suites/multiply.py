@@ -49,7 +49,7 @@ def entries(size: Size) -> list[Entry]:
         function("torch.ormqr", "torch.ormqr of unit lower-triangular vectors", _ormqr),
     ]
     if count == n:
-        about = "torch_householder_orgqr(v), then x @ Q.mT; it forms only square Q whole"
+        about = "torch_householder_orgqr(v), then x @ Q.mT. It forms only square Q whole"
         orgqr = function("torch_householder", about, _orgqr, package="torch_householder")
         found.append(orgqr)
     return found

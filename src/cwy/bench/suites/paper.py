@@ -54,7 +54,7 @@ def _figure_1c(size: Size) -> list[Entry]:
     """
     (n,) = size
     formed = matrix.entries(size)
-    solved = "I - U S⁻¹ Uᵀ by torch.linalg.solve_triangular; autograd"
+    solved = "I - U S⁻¹ Uᵀ by torch.linalg.solve_triangular, with autograd"
     solve = "torch.linalg.solve(I + A/2, I - A/2) with A = X - Xᵀ"
     return [
         *(entry for entry in formed if entry.group == "floor" or entry.name in MATRICES),

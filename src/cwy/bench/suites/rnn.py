@@ -222,7 +222,7 @@ def _eager(size: Size, f: str, indexed: bool = False) -> Entry:
     if indexed:
         name = "eager loop of x[t]"
         over = "for t in range(T): xt = x[t];"
-    about = f"{over} h = {f}(h @ Q.mT + xt + b), stacked; autograd"
+    about = f"{over} h = {f}(h @ Q.mT + xt + b), stacked, with autograd"
     if lengths(size).reflections is not None:
         about += ", Q h as h - (h @ u) @ (u @ t).mT"
     return Entry(f"{name}, {f}", about, make, nonlinearity=f)
@@ -280,7 +280,7 @@ def one_at_a_time(size: Size, f: str) -> Entry:
 
     return Entry(
         f"HR, {f}",
-        f"each step: ops.cwy_multiply(v, h, backend='reference'), then + x[t] and {f}; autograd",
+        f"each step: ops.cwy_multiply(v, h, backend='reference'), + x[t] and {f}, with autograd",
         make,
         group="ours",
         method="hr",
@@ -301,9 +301,7 @@ def _fused(size: Size, kind: str) -> Entry:
     """Time a recurrent network of torch."""
     n = lengths(size).units
     relu = ", relu" * (kind == "RNN")
-    about = (
-        f"torch.nn.{kind}({n}, {n}), free weights{relu}; its input map, N x N, is on the clock too"
-    )
+    about = f"torch.nn.{kind}({n}, {n}), free weights{relu}. Its input map, N x N, is timed too"
     make = partial(_fused_case, lengths(size), kind)
     return Entry(f"nn.{kind}", about, make, within=lambda: CUDNN_RNN)
 
@@ -319,13 +317,13 @@ def _reduced(size: Size, kind: str, precision: str) -> Entry:
     def why_not(dtype: torch.dtype, device: torch.device) -> str | None:
         if (device.type, dtype) == ("cuda", torch.float32):
             return None
-        return "only on a GPU, beside float32"
+        return "only on a GPU, next to float32"
 
     allowed = precision == "tf32"
     return replace(
         full,
         name=f"{full.name}, {precision}",
-        about=f"{full.about}; in {precision}",
+        about=f"{full.about}, in {precision}",
         make=make,
         why_not=why_not,
         gate=torch.bfloat16,
@@ -342,7 +340,7 @@ def _fused_case(given: Lengths, kind: str, dtype: torch.dtype, device: torch.dev
     x, h0, _ = draw_states(given, "relu", dtype, device)
     if kind == "RNN":
         with torch.no_grad():
-            # The map is still multiplied by; as the identity it leaves x where it was moved to.
+            # The product with the map stays. As the identity it leaves x where it was moved to.
             module.weight_ih_l0.copy_(torch.eye(n, dtype=dtype, device=device))
             module.weight_hh_l0.copy_(init.haar(n, device=device))
             bias = module.bias_ih_l0 + module.bias_hh_l0

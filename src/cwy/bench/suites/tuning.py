@@ -36,7 +36,7 @@ DERIVED = (cooperative, fused, blocked, split_fp16, cuda)
 
 @dataclass(frozen=True)
 class Study:
-    """One constant, and what is timed with other values of it.
+    """Describe one constant, and what is timed with other values of it.
 
     Attributes:
         constant: its name in ``tiers.py``.

@@ -11,7 +11,7 @@ from ..recurrent import RecurrentConfig, start
 
 @dataclass(frozen=True)
 class AddingConfig(RecurrentConfig):
-    """Settings of the adding problem.
+    """Hold the settings of the adding problem.
 
     Attributes:
         T: length of the sequences.

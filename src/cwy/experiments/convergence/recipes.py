@@ -10,7 +10,7 @@ from ..engine.task import Recipe
 
 @dataclass(frozen=True)
 class ConvergenceConfig(Config):
-    """Settings of the convergence task.
+    """Hold the settings of the convergence task.
 
     The learning rates are 1, so that step k has the theorem's $k^{-0.5}$.
 

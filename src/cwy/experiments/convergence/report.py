@@ -22,14 +22,14 @@ PIECES = 5
 
 
 class Point(NamedTuple):
-    """A point of a curve in log-log."""
+    """Hold a point of a curve in log-log."""
 
     x: float
     y: float
 
 
 class Slope(NamedTuple):
-    """A fitted slope and its standard error."""
+    """Hold a fitted slope and its standard error."""
 
     value: float
     error: float

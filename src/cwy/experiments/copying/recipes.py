@@ -11,7 +11,7 @@ from ..recurrent import RecurrentConfig, start
 
 @dataclass(frozen=True)
 class CopyingConfig(RecurrentConfig):
-    """Settings of Copying.
+    """Hold the settings of Copying.
 
     Attributes:
         T: blanks between the symbols and the cue.

@@ -43,12 +43,12 @@ Watch = Callable[["File", int], object]
 
 
 class DataError(RuntimeError):
-    """A data set that is missing, damaged or cannot be fetched. The message names what to do."""
+    """Report a data set that is missing, damaged or out of reach. The message names what to do."""
 
 
 @dataclass(frozen=True)
 class File:
-    """One file of a data set.
+    """Describe one file of a data set.
 
     Attributes:
         name: in the set's folder, and below the set's address.
@@ -79,7 +79,7 @@ class File:
 
 @dataclass(frozen=True)
 class DataSet:
-    """A set of files that live at one address, and in the folder of the set's name."""
+    """Describe files that live at one address, and in the folder of the set's name."""
 
     name: str
     about: str

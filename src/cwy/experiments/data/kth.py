@@ -25,7 +25,7 @@ LEFT_OUT = {"person01_boxing_d4": "known to be corrupt"}
 
 @dataclass(frozen=True)
 class Video:
-    """One video of the list.
+    """Describe one video of the list.
 
     Attributes:
         name: as in the list.

@@ -18,7 +18,7 @@ UBYTE = 0x08
 
 
 class Mnist(NamedTuple):
-    """Images as rows of pixels, uint8 ``(60000, 784)`` and ``(10000, 784)``, and int64 labels."""
+    """Hold images as rows, uint8 ``(60000, 784)`` and ``(10000, 784)``, and int64 labels."""
 
     train_images: Tensor
     train_labels: Tensor

@@ -26,7 +26,7 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True)
 class Videos:
-    """Sequences of frames.
+    """Hold sequences of frames.
 
     Attributes:
         frames: uint8 ``(F, H, W)``, all sequences one after another.

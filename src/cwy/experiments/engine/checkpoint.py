@@ -51,7 +51,7 @@ TYPES: dict[str, tuple[type, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The parts of a run that keep a state of their own."""
+    """Hold the parts of a run that keep a state of their own."""
 
     model: nn.Module
     optimizer: Optimizer
@@ -60,7 +60,7 @@ class Parts:
 
 @dataclass
 class State:
-    """The state of a run outside its model and optimizer.
+    """Hold the state of a run outside its model and optimizer.
 
     Attributes:
         settings: the run's, as ``config.json`` holds them.

@@ -37,7 +37,7 @@ TYPE_NAMES = {
 
 
 class ConfigError(ValueError):
-    """A setting that does not exist, or a value that it cannot have."""
+    """Report a setting that does not exist, or a value that it cannot have."""
 
 
 @dataclass(frozen=True)

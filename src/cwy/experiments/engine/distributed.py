@@ -18,7 +18,7 @@ from .task import Batch
 
 
 class Group:
-    """The processes of a run.
+    """Describe the processes of a run.
 
     Attributes:
         rank, size: the number of this process, and how many there are.

@@ -19,7 +19,7 @@ _APPEND = _atomic.NO_LINKS | os.O_APPEND
 
 
 class Damaged(ValueError):
-    """A file whose content is not what was written. The message names it."""
+    """Report a file whose content is not what was written. The message names it."""
 
 
 def slug(text: str) -> str:

@@ -19,7 +19,7 @@ ORTHOGONALITY_LIMIT = 1e-2
 
 
 class Diverged(RuntimeError):
-    """A loss, a gradient or an orthogonality error with which a run cannot go on."""
+    """Report a loss, a gradient or an orthogonality error with which a run cannot go on."""
 
     status = 3
 

@@ -30,7 +30,7 @@ AGAIN = "The same command continues all of them."
 
 
 class RunError(Exception):
-    """A run that cannot be started or go on, for a reason that the user can mend."""
+    """Report a run that cannot be started or go on, for a reason that the user can mend."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Sweep:
 
 @dataclass(frozen=True, slots=True)
 class _Start:
-    """One run that is to be started, and what it reports to.
+    """Describe one run that is to be started, and what it reports to.
 
     Attributes:
         settings, folder: of the run.
@@ -207,10 +207,10 @@ def _leave(run: _Start, display: Display) -> str:
             with folder.claim(run.settings):
                 pass
     except ConfigError as error:
-        return f"stopped before its first step; {error}"
+        return f"stopped before its first step: {error}"
     except OSError as error:
         return (
-            "stopped before its first step; "
+            "stopped before its first step: "
             f"cannot write to the folder {folder.path}: {error.strerror}."
         )
     where = "before its first step"

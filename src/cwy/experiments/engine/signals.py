@@ -33,11 +33,11 @@ def status(number: int) -> int:
 
 
 class Interrupted(Exception):
-    """A signal ended an evaluation, which will come again."""
+    """Report that a signal ended an evaluation, which will come again."""
 
 
 class Stopped(Exception):
-    """A signal stopped the run. Everything is saved."""
+    """Report that a signal stopped the run. Everything is saved."""
 
     def __init__(self, signal: int, where: str, folder: Path) -> None:
         super().__init__(f"stopped {where}. To go on: cwy resume {folder}")
@@ -119,7 +119,7 @@ class _Lasting(io.FileIO):
             return written
         except OSError as error:
             if not self.reported and self.fileno() == 1:
-                print_error(f"cannot print any more ({error.strerror}); the run goes on without.")
+                print_error(f"cannot print any more ({error.strerror}). The run goes on without.")
             self.reported = True
             return len(data)
 

@@ -29,7 +29,7 @@ PRECISIONS = {"float32": torch.float32, "float64": torch.float64, "bfloat16": to
 
 @dataclass(frozen=True)
 class Settings:
-    """All that a run's numbers depend on, apart from the code.
+    """Hold all that a run's numbers depend on, apart from the code.
 
     Attributes:
         task, recipe, method, seed: what ``cwy train`` names.
@@ -99,7 +99,7 @@ def differences(there: dict[str, Any], here: dict[str, Any]) -> list[str]:
 
 
 class Best(NamedTuple):
-    """The metric by which a run keeps its best state.
+    """Describe the metric by which a run keeps its best state.
 
     Attributes:
         split, metric: which number of an evaluation.
@@ -112,7 +112,7 @@ class Best(NamedTuple):
 
 
 class Task(ABC, Generic[C]):
-    """One experiment, set up for one run. Each task is a subclass.
+    """Set up one experiment for one run. Each task is a subclass.
 
     Random numbers come from :meth:`generator`. Step k then has the same batch whether or not the
     run was stopped before, and on any number of processes.

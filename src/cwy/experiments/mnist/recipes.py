@@ -13,7 +13,7 @@ from ..recurrent import RecurrentConfig, start
 
 @dataclass(frozen=True)
 class PixelsConfig(RecurrentConfig):
-    """Settings of pixel-by-pixel MNIST.
+    """Hold the settings of pixel-by-pixel MNIST.
 
     Attributes:
         epochs: passes over the training images.

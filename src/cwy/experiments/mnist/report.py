@@ -12,7 +12,7 @@ from ..report.words import percent
 
 
 class Accuracy(NamedTuple):
-    """Published test accuracies in percent."""
+    """Hold published test accuracies in percent."""
 
     plain: float
     permuted: float

@@ -17,7 +17,7 @@ from .text import END, PAD, Vocabularies
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Pairs padded to one length.
+    """Hold pairs padded to one length.
 
     Attributes:
         source, target: ``(pairs + 1, length)``. The last row, without a target, fills batches up.
@@ -37,7 +37,7 @@ class Bucket:
 
 
 class PlannedBatch(NamedTuple):
-    """The index of a bucket, and which of its rows make the batch."""
+    """Hold the index of a bucket, and which of its rows make the batch."""
 
     bucket: int
     rows: Tensor

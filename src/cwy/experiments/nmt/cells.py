@@ -118,7 +118,7 @@ class GatedCell(nn.Module):
 
 
 class Step(NamedTuple):
-    """A cell whose weights were read once: ``state = advance(W x, R h, state)``.
+    """Advance a cell whose weights were read once: ``state = advance(W x, R h, state)``.
 
     Attributes:
         weight: W ``(K, inputs)``.

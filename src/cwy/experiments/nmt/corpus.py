@@ -19,21 +19,21 @@ TEST = 0.2
 
 
 class Pair(NamedTuple):
-    """A sentence and its translation."""
+    """Hold a sentence and its translation."""
 
     source: Words
     target: Words
 
 
 class Lengths(NamedTuple):
-    """Numbers of words of a source and a target, with their ends."""
+    """Hold the numbers of words of a source and a target, with their ends."""
 
     source: int
     target: int
 
 
 class Content(NamedTuple):
-    """The pairs of a file, and the number of its other lines."""
+    """Hold the pairs of a file, and the number of its other lines."""
 
     pairs: list[Pair]
     bad_lines: int
@@ -47,7 +47,7 @@ class _Split(NamedTuple):
 
 @dataclass(frozen=True)
 class Corpus:
-    """Training pairs and held-out pairs, none in both, and the words of the training pairs.
+    """Hold training pairs and held-out pairs, none in both, and the words of the training pairs.
 
     Attributes:
         train: the pairs to train on.

@@ -25,7 +25,7 @@ Say = Callable[[str], object]
 
 
 class Translated(NamedTuple):
-    """A sentence, its translation, and notes on both."""
+    """Hold a sentence, its translation, and notes on both."""
 
     source: Words
     target: str
@@ -33,7 +33,7 @@ class Translated(NamedTuple):
 
 
 class HeldOut(NamedTuple):
-    """The translation of a held-out sentence, and its reference."""
+    """Hold the translation of a held-out sentence, and its reference."""
 
     translation: Translated
     reference: str

@@ -17,7 +17,7 @@ from .text import PAD, SPECIAL, Vocabularies, Vocabulary
 
 
 class Memory(NamedTuple):
-    """The source as the decoder attends to it.
+    """Hold the source as the decoder attends to it.
 
     Attributes:
         keys: $W_1 h_i$, ``(B, S, N)``.

@@ -14,7 +14,7 @@ from ..recurrent import RecurrentConfig, start
 
 @dataclass(frozen=True)
 class NmtConfig(RecurrentConfig):
-    """Settings of translation.
+    """Hold the settings of translation.
 
     Attributes:
         file: tab-separated pairs in UTF-8. None is Tatoeba, column 1 English and column 2 Spanish.

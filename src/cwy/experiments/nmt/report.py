@@ -13,7 +13,7 @@ from .recipes import paper
 
 
 class Published(NamedTuple):
-    """A row of the paper's Tables 3 and 5.
+    """Hold a row of the paper's Tables 3 and 5.
 
     Attributes:
         perplexity: 2^loss on the test part.

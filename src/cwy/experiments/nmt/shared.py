@@ -13,7 +13,7 @@ from ..._torch import backward_number
 
 
 class _Part(NamedTuple):
-    """Rows of one step, and the gradient of their product."""
+    """Hold the rows of one step, and the gradient of their product."""
 
     rows: Tensor
     delta: Tensor

@@ -79,7 +79,7 @@ class Vocabulary:
 
 
 class Vocabularies(NamedTuple):
-    """The words of both languages."""
+    """Hold the words of both languages."""
 
     source: Vocabulary
     target: Vocabulary

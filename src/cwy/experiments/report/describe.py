@@ -17,7 +17,7 @@ Config = dict[str, Any]
 
 @dataclass(frozen=True)
 class Baseline:
-    """A level to compare the curves with, such as that of a model without memory."""
+    """Describe a level to compare the curves with, such as that of a model without memory."""
 
     label: str
     value: Callable[[Config], float]
@@ -26,7 +26,7 @@ class Baseline:
 
 @dataclass(frozen=True)
 class Curve:
-    """One figure: a logged metric over iterations, or along another logged quantity.
+    """Describe one figure: a logged metric over iterations, or along another logged quantity.
 
     Labels carry the units. A scale is "linear", "log", or, for an accuracy, "logit". ``overlay``
     draws what else belongs there.
@@ -46,7 +46,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Column:
-    """One number per run, tabulated over seeds.
+    """Describe one number per run, tabulated over seeds.
 
     ``absent`` is shown for None once the runs have ended. ``against`` names a method. The number is
     then divided by the mean over that method's runs in the panel, of those that ended if any did.
@@ -70,7 +70,7 @@ def crossing_column(level: float) -> Column:
 
 
 class Picture(NamedTuple):
-    """An image: the end of its file name, its bytes, and what it shows, in words."""
+    """Hold an image: the end of its file name, its bytes, and what it shows, in words."""
 
     name: str
     content: bytes
@@ -79,7 +79,7 @@ class Picture(NamedTuple):
 
 @dataclass(frozen=True)
 class Series:
-    """Runs that differ only by their seed."""
+    """Hold runs that differ only by their seed."""
 
     label: str
     runs: list[Run]
@@ -106,7 +106,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Description:
-    """How a task is reported.
+    """Describe how a task is reported.
 
     Args:
         title: the task's name in words.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from markupsafe import Markup
 
-from ..._figures import INK, STYLE, WIDE, Layout
+from ..._figures import INK, STYLE, WIDE, Layout, legend_columns
 from .describe import Curve, Series
 from .panels import Panel
 
@@ -67,6 +67,8 @@ MORE_COLORS = (
 MARKERS = "osD^vP*X<>hp"
 MARKS = 7
 """How many marks a curve has."""
+ARROW = 8
+"""The width of an arrow and the gap next to it, in points."""
 ACCURACIES = (0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.97, 0.98, 0.99, 0.995)
 
 
@@ -99,7 +101,7 @@ def draw(panel: Panel, curve: Curve, layout: Layout = WIDE) -> Figure:
             panel.title, parse_math=False, loc="left", fontsize="medium", fontweight="bold"
         )
         _ticks(axes, curve)
-        columns = _columns(axes.get_legend_handles_labels()[1], layout)
+        columns = legend_columns(axes.get_legend_handles_labels()[1], layout)
         legend = figure.legend(loc="outside lower center", ncols=columns, frameon=False)
         for text in legend.get_texts():
             # A dollar in a name begins no formula.
@@ -126,6 +128,7 @@ def _limit(axes: Axes, curve: Curve, shown: Sequence[Series], above: Mapping[str
     else:
         margin = 0.06 * (high - low)
         axes.set_ylim(low - margin, high + margin)
+    places = {name: place for place, name in enumerate(above)}
     for line in axes.get_lines():
         name = str(line.get_gid()).removeprefix("series ")
         label = str(line.get_label())
@@ -134,14 +137,22 @@ def _limit(axes: Axes, curve: Curve, shown: Sequence[Series], above: Mapping[str
         if not label.startswith("_"):
             line.set_label(label + above[name])
         if np.min(line.get_ydata()) > axes.get_ylim()[1]:
-            _point_up(axes, line)
+            _point_up(axes, line, places[name])
 
 
-def _point_up(axes: Axes, line: Line2D) -> None:
-    """Show a curve that is wholly above the axis by arrows at the axis' end."""
+def _point_up(axes: Axes, line: Line2D, place: int) -> None:
+    """Show a curve that is wholly above the axis by arrows at the axis' end.
+
+    The arrows of the series at a later ``place`` are next to those of the one before.
+    """
+    from matplotlib.transforms import ScaledTranslation
+
     top = axes.get_ylim()[1]
     line.set_ydata(np.full_like(line.get_xdata(), top, dtype=float))
     line.set(linestyle="none", marker="^", clip_on=False)
+    inches = place * ARROW / 72
+    aside = ScaledTranslation(inches, 0, axes.figure.dpi_scale_trans)
+    line.set_transform(axes.transData + aside)
 
 
 def outliers(curve: Curve, shown: Sequence[Series]) -> dict[str, float]:
@@ -190,7 +201,7 @@ def _height(shown: Sequence[Series], above: Mapping[str, str], layout: Layout) -
     # The count of seeds and the baseline are part of the legend.
     labels = [f"{one.label} (3 seeds){above.get(one.label, '')}" for one in shown] + ["baseline"]
     lines = sum(_wrapped(label, layout).count("\n") + 1 for label in labels)
-    return height + 0.245 * (math.ceil(lines / _columns(labels, layout)) - 1)
+    return height + 0.245 * (math.ceil(lines / legend_columns(labels, layout)) - 1)
 
 
 def styles(series: Sequence[Series]) -> list[dict[str, Any]]:
@@ -259,18 +270,10 @@ def _marked(x: Sequence[float], label: str) -> list[int]:
     return sorted({int((start + i) * every) for i in range(MARKS)})
 
 
-def _columns(labels: Sequence[str], layout: Layout) -> int:
-    """Return how many columns of a legend fit. The sample of a line takes seven letters."""
-    for columns in range(min(4, len(labels)), 1, -1):
-        parts = np.array_split(np.array(labels), columns)
-        if sum(7 + max(map(len, part)) for part in parts) <= layout.letters:
-            return columns
-    return 1
-
-
 def _ticks(axes: Axes, curve: Curve) -> None:
     from matplotlib.ticker import (
         FixedLocator,
+        FuncFormatter,
         LogLocator,
         NullFormatter,
         NullLocator,
@@ -290,8 +293,16 @@ def _ticks(axes: Axes, curve: Curve) -> None:
             # Less than two powers of ten need more numbers than those powers.
             if high < 100 * low:
                 axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-                axis.set_major_formatter(StrMethodFormatter("{x:g}"))
-                axis.set_minor_formatter(NullFormatter())
+            axis.set_major_formatter(FuncFormatter(lambda value, _: _plainly(value)))
+            axis.set_minor_formatter(NullFormatter())
+
+
+def _plainly(value: float) -> str:
+    """Write a number without an exponent in small letters, which a phone shows too small."""
+    if 1e-4 <= value < 1e6:
+        return f"{value:,g}"
+    digits, power = f"{value:e}".split("e")
+    return f"{float(digits):g}e{int(power)}"
 
 
 def inline(drawn: str, name: str, text: str, kind: str) -> Markup:

@@ -27,7 +27,7 @@ LONGEST = 60
 
 @dataclass(frozen=True)
 class Panel:
-    """Series that are drawn in the same figures and compared in the same table."""
+    """Hold series that are drawn in the same figures and compared in the same table."""
 
     task: str
     description: Description

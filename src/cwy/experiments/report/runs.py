@@ -37,12 +37,12 @@ TYPES: dict[str, tuple[type, ...]] = {
 
 
 class ReportError(RuntimeError):
-    """A run folder that is missing or cannot be read. The message names it and the reason."""
+    """Report a run folder that is missing or unreadable. The message names it and the reason."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run: its settings, its logged rows in order, and its record once it has ended."""
+    """Hold one run: its settings, its logged rows in order, and its record once it has ended."""
 
     folder: Path
     config: dict[str, Any]

@@ -25,7 +25,7 @@ LONGEST_CLAIM = 40
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell: its text, a smaller note below it, whether it wraps, and the columns it spans."""
+    """Hold a cell: its text, a small note below it, whether it wraps, and the columns it spans."""
 
     text: str
     note: str = ""
@@ -35,7 +35,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """A row: its cells, and before them a heading with a colored dot, a count and a warning."""
+    """Hold a row: its cells, and before them a heading with a colored dot, a count, a warning."""
 
     cells: list[Cell] = field(default_factory=list)
     head: str = ""
@@ -47,7 +47,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """A table as data. A template that prints it gets HTML."""
+    """Hold a table as data. A template that prints it gets HTML."""
 
     heads: Sequence[str]
     rows: Sequence[Row]

@@ -53,7 +53,7 @@ def write(
 
 @dataclass(frozen=True, slots=True)
 class _Drawn:
-    """A figure as SVG in its two forms and as PNG, the name of its files, and what it shows."""
+    """Hold a figure as SVG in two forms and as PNG, the name of its files, and what it shows."""
 
     name: str
     text: str

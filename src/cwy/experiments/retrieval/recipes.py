@@ -24,7 +24,7 @@ RATES = {
 
 @dataclass(frozen=True)
 class RetrievalConfig(Config):
-    """Settings of retrieval.
+    """Hold the settings of retrieval.
 
     Attributes:
         iterations: training steps.

@@ -25,7 +25,7 @@ PARTS = ("train", "validation", "test")
 
 
 class Pair(NamedTuple):
-    """An English sentence and its Spanish translation."""
+    """Hold an English sentence and its Spanish translation."""
 
     english: str
     spanish: str
@@ -33,7 +33,7 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True)
 class Split:
-    """Pairs for training, validation and test. No sentence is in two of them."""
+    """Hold pairs for training, validation and test. No sentence is in two of them."""
 
     train: list[Pair]
     validation: list[Pair]
@@ -42,7 +42,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Sentences:
-    """The tokens of all parts, and the record's entries about them."""
+    """Hold the tokens of all parts, and the record's entries about them."""
 
     train: Tokens
     validation: Tokens

@@ -46,7 +46,7 @@ KEPT = ("config.json", "metrics.jsonl", "record.json", "diverged.txt")
 
 @dataclass(frozen=True)
 class Run:
-    """One run of the sweep.
+    """Describe one run of the sweep.
 
     Attributes:
         folder: its place in the folder of the sweep.
@@ -129,7 +129,7 @@ def best_rate(out: Path, method: str) -> float:
 
 @dataclass(frozen=True)
 class Sweep:
-    """What all runs have in common.
+    """Hold what all runs have in common.
 
     Attributes:
         out: the folder of the sweep.

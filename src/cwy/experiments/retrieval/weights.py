@@ -25,7 +25,7 @@ HELP = (
 
 @dataclass(frozen=True)
 class Source:
-    """The files of an encoder.
+    """Describe the files of an encoder.
 
     Attributes:
         folder: where they lie.

@@ -26,14 +26,14 @@ FRAME_MS = 120
 
 
 class Strip(NamedTuple):
-    """True and predicted frames ``(T, S, S)``, uint8."""
+    """Hold true and predicted frames ``(T, S, S)``, uint8."""
 
     true: np.ndarray
     predicted: np.ndarray
 
 
 class NamedStrip(NamedTuple):
-    """The strip of a method."""
+    """Hold the strip of a method."""
 
     name: str
     strip: Strip

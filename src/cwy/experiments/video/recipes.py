@@ -30,7 +30,7 @@ METHODS = (
 
 @dataclass(frozen=True)
 class VideoConfig(Config):
-    """Settings of video prediction.
+    """Hold the settings of video prediction.
 
     Attributes:
         action: which of the set's actions, or "all" for Moving MNIST.

@@ -36,7 +36,7 @@ WHOLE = "100.0% of the set's frames"
 
 
 class Losses(NamedTuple):
-    """The test losses of the runs of a series."""
+    """Hold the test losses of the runs of a series."""
 
     label: str
     values: list[float]

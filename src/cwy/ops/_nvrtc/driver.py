@@ -15,7 +15,7 @@ _VALUE_NUMBERS = 16
 
 
 class LaunchAttribute(NamedTuple):
-    """One attribute of a launch.
+    """Hold one attribute of a launch.
 
     Attributes:
         name: its number, a ``CUlaunchAttributeID``.
@@ -27,7 +27,7 @@ class LaunchAttribute(NamedTuple):
 
 
 class _Attribute(ctypes.Structure):
-    """``CUlaunchAttribute``: a name, and a value of 64 bytes."""
+    """Mirror ``CUlaunchAttribute``: a name, and a value of 64 bytes."""
 
     _fields_ = (
         ("name", ctypes.c_int),
@@ -37,7 +37,7 @@ class _Attribute(ctypes.Structure):
 
 
 class LaunchConfig(ctypes.Structure):
-    """``CUlaunchConfig``."""
+    """Mirror ``CUlaunchConfig``."""
 
     _fields_ = (
         ("grid_x", ctypes.c_uint),

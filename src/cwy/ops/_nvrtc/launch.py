@@ -42,7 +42,7 @@ def _make_current(index: int) -> None:
 
 
 class Kernel:
-    """A compiled function on one GPU.
+    """Launch a compiled function on one GPU.
 
     Args:
         code: the cubin.

@@ -9,7 +9,7 @@ _C_TYPES = {"int": ctypes.c_int, "float": ctypes.c_float, "unsigned long long": 
 
 
 class Structure(ctypes.Structure):
-    """A structure that a kernel takes by value. See :func:`structure`."""
+    """Hold a structure that a kernel takes by value. See :func:`structure`."""
 
     declaration: str
 

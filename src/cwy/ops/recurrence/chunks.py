@@ -28,7 +28,7 @@ from .steps import Adjoint, Cell, Chunk, StepLoops
 
 
 class Plan(NamedTuple):
-    """One recurrence, ready to run: its step, the rows of each step, and what is kept.
+    """Describe one recurrence, ready to run: its step, the rows of each step, and what is kept.
 
     Tensors over time are flat, ``(sum of sizes, N)``. Those of a convolution are images,
     ``(sum of sizes, C, H, W)``.
@@ -53,7 +53,7 @@ class Plan(NamedTuple):
 
     @property
     def keeps_states(self) -> bool:
-        """Whether states are written in full precision."""
+        """Return whether states are written in full precision."""
         return keeps_states(self.cell.f, self.memory, self.last, self.rounded)
 
     def chunks(self) -> list[tuple[int, int]]:
@@ -70,7 +70,7 @@ class Plan(NamedTuple):
 
 
 class Results(NamedTuple):
-    """What the forward pass returns and keeps.
+    """Hold what the forward pass returns and keeps.
 
     Attributes:
         states: of every step, or none.
@@ -87,7 +87,7 @@ class Results(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """What the backward pass reads.
+    """Hold what the backward pass reads.
 
     Attributes:
         x: the inputs, or None if every state was stored and no weight maps them.
@@ -109,7 +109,7 @@ class Saved(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """The gradients of all arguments. None where there is no such argument, or none is wanted."""
+    """Hold the gradients of all arguments, None for one that is absent or needs no gradient."""
 
     x: Tensor
     h0: Tensor
@@ -202,7 +202,7 @@ def _joined(ended: list[Tensor], h0: Tensor) -> Tensor:
 
 
 class _Keeper:
-    """What the forward pass keeps of z and of the states before each chunk."""
+    """Keep what the backward pass needs of z and of the states before each chunk."""
 
     def __init__(self, plan: Plan, h0: Tensor) -> None:
         keeps_z = plan.cell.f.keeps_z
@@ -341,7 +341,7 @@ def _zeros_like(x: Tensor | None) -> Tensor | None:
 
 
 class _Sums:
-    """The gradients of the constants, added up over chunks."""
+    """Add up the gradients of the constants over chunks."""
 
     def __init__(self) -> None:
         self.transition: list[Tensor | None] = []
@@ -370,7 +370,7 @@ def _added(sum_: Tensor | None, more: Tensor | None) -> Tensor | None:
 
 
 class _Known(NamedTuple):
-    """What the adjoint of a chunk reads.
+    """Hold what the adjoint of a chunk reads.
 
     Attributes:
         states: of all steps.
@@ -384,7 +384,7 @@ class _Known(NamedTuple):
 
 
 class _Rewind:
-    """The states of each chunk, from the last chunk to the first."""
+    """Return the states of each chunk, from the last chunk to the first."""
 
     def __init__(self, plan: Plan, saved: Saved) -> None:
         self._plan = plan

@@ -182,7 +182,7 @@ def _check_images(name: str, value: Tensor, shape: str) -> None:
 
 @dataclass(frozen=True)
 class Convolved(Transition):
-    """Convolution with a kernel ``(C, C, q, q)``, q odd, of images that are zero beyond borders."""
+    """Convolve images that are zero beyond their borders with a kernel ``(C, C, q, q)``, q odd."""
 
     kernel: Tensor
 

@@ -102,7 +102,7 @@ def rollout(
 
 
 class CudaSteps(StepLoops):
-    """Loops of one launch each."""
+    """Run loops of one launch each."""
 
     name = "cuda"
     chunk = 1024

@@ -55,7 +55,7 @@ def why_pass(request: Request) -> str | None:
 
 
 class _Fused(Function):
-    """torch's fused RNN, forward and backward in full precision.
+    """Run torch's fused RNN, forward and backward in full precision.
 
     torch's own graph would run the backward pass with the caller's settings.
     """

@@ -23,7 +23,7 @@ from .transition import Formed, LowRank, Transition
 
 @dataclass(frozen=True)
 class Reflections:
-    """A transition by reflections that is not computed yet.
+    """Hold a transition by reflections that is not computed yet.
 
     Attributes:
         v: ``(N, L)``, the reflection vectors.
@@ -136,7 +136,7 @@ def _scale(u: Tensor, signs: Tensor | None) -> Tensor:
 
 
 class _LowRank(Function):
-    """W and Y from U, T and the signs."""
+    """Compute W and Y from U, T and the signs."""
 
     @staticmethod
     @in_full_precision
@@ -153,7 +153,7 @@ class _LowRank(Function):
 
 
 class _Formed(Function):
-    """Q from U, T and the signs."""
+    """Form Q from U, T and the signs."""
 
     @staticmethod
     @in_full_precision

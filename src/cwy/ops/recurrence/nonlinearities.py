@@ -17,7 +17,7 @@ SLOPE = 0.01
 
 @dataclass(frozen=True)
 class Nonlinearity:
-    """A pointwise f with $h = f(z)$, whose derivative is known from h (for abs: from z).
+    """Describe a pointwise f with $h = f(z)$, whose derivative is known from h (for abs: from z).
 
     Attributes:
         name: what ``nonlinearity=`` takes.

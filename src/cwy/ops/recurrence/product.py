@@ -69,7 +69,7 @@ def _plain(a: Tensor, b: Tensor, heads: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Tiling:
-    """How the kernel divides the result and the rows.
+    """Describe how the kernel divides the result and the rows.
 
     Attributes:
         kernel: compiled for this tiling.

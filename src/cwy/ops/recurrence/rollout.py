@@ -185,7 +185,7 @@ def run(
 
 
 class _Call(NamedTuple):
-    """The arguments of :func:`run`."""
+    """Hold the arguments of :func:`run`."""
 
     x: Tensor | PackedSequence
     h0: Tensor
@@ -201,7 +201,7 @@ class _Call(NamedTuple):
 
 @dataclass(frozen=True)
 class _Route:
-    """What follows from shapes, dtypes, devices and choices, apart from values.
+    """Hold what follows from shapes, dtypes, devices and choices, apart from values.
 
     Attributes:
         wanted: the dtype of the results.
@@ -329,7 +329,7 @@ def _as_given(states: Tensor, x: Tensor | PackedSequence, n: int) -> Tensor | Pa
 
 
 class _Inputs(NamedTuple):
-    """The inputs of all steps, ``rows (sum of sizes, N or K)``, and how many rows a step has."""
+    """Hold the inputs of all steps, ``rows (sum of sizes, N or K)``, and the rows of each step."""
 
     rows: Tensor
     steps: StepSizes

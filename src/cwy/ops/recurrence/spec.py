@@ -21,7 +21,7 @@ Activation = str | Callable[[Tensor], Tensor]
 
 
 class Request(NamedTuple):
-    """What a backend must know to decide whether it can serve a rollout.
+    """Hold what a backend must know to decide whether it can serve a rollout.
 
     Attributes:
         n: units of a state.
@@ -53,7 +53,7 @@ class Request(NamedTuple):
 
 
 class StepSizes(NamedTuple):
-    """How many rows each step has.
+    """Hold how many rows each step has.
 
     Attributes:
         sizes: rows of each step. If ``steps`` is given, rows of one step.
@@ -66,7 +66,7 @@ class StepSizes(NamedTuple):
 
 @dataclass(frozen=True)
 class RolloutSpec:
-    """How a recurrence runs, apart from its tensors.
+    """Describe how a recurrence runs, apart from its tensors.
 
     Attributes:
         nonlinearity: its name, or a function.
@@ -86,21 +86,21 @@ class RolloutSpec:
 
     @property
     def every_size(self) -> list[int]:
-        """The rows of every step."""
+        """Return the rows of every step."""
         if self.steps is None:
             return self.sizes
         return self.sizes * self.steps
 
     @property
     def step_count(self) -> int:
-        """The number of steps."""
+        """Return the number of steps."""
         if self.steps is None:
             return len(self.sizes)
         return self.steps
 
     @property
     def row_count(self) -> int:
-        """The rows of all steps."""
+        """Return the rows of all steps."""
         if self.steps is None:
             return sum(self.sizes)
         return self.sizes[0] * self.steps

@@ -21,7 +21,7 @@ from .transition import Transition, sum_to
 
 
 class Cell(NamedTuple):
-    """One step, $h = f(Qh + x + b)$.
+    """Describe one step, $h = f(Qh + x + b)$.
 
     Attributes:
         transition: Q.
@@ -35,21 +35,21 @@ class Cell(NamedTuple):
 
     @property
     def added(self) -> Tensor | None:
-        """The bias if it is added to z."""
+        """Return the bias if it is added to z."""
         if self.f.threshold:
             return None
         return self.bias
 
     @property
     def threshold(self) -> Tensor | None:
-        """The bias if it is the threshold of f."""
+        """Return the bias if it is the threshold of f."""
         if self.f.threshold:
             return self.bias
         return None
 
     @property
     def constants(self) -> list[Tensor]:
-        """Its tensors: those of the transition, and the bias if there is one."""
+        """Return its tensors: those of the transition, and the bias if there is one."""
         if self.bias is None:
             return self.transition.tensors
         return [*self.transition.tensors, self.bias]
@@ -76,7 +76,7 @@ class Cell(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """What the adjoint of a chunk reads and writes.
+    """Hold what the adjoint of a chunk reads and writes.
 
     Attributes:
         sizes: rows of each step.
@@ -98,7 +98,7 @@ class Chunk(NamedTuple):
 
 
 class Adjoint(NamedTuple):
-    """What the adjoint of a chunk returns, apart from its deltas.
+    """Hold what the adjoint of a chunk returns, apart from its deltas.
 
     Attributes:
         carry: gradient of the states before the chunk.
@@ -112,7 +112,7 @@ class Adjoint(NamedTuple):
 
 
 class Recovered(NamedTuple):
-    """What is recovered of a chunk.
+    """Hold what is recovered of a chunk.
 
     Attributes:
         z: of all steps.
@@ -124,7 +124,7 @@ class Recovered(NamedTuple):
 
 
 class StepLoops:
-    """The three loops over the steps of a chunk.
+    """Run the three loops over the steps of a chunk.
 
     Attributes:
         name: identifies them in the arguments of the op ``cwy::rollout``.
@@ -228,7 +228,7 @@ def register(loops: StepLoops) -> StepLoops:
 
 
 class TorchSteps(StepLoops):
-    """Loops of torch's own operations, on a GPU as CUDA graphs."""
+    """Run loops of torch's own operations, on a GPU as CUDA graphs."""
 
     # Exported programs hold this name.
     name = "loops"

@@ -62,7 +62,7 @@ Tensors = _nvrtc.structure(
 
 
 class Variant(NamedTuple):
-    """What a kernel is compiled for, apart from sizes.
+    """Describe what a kernel is compiled for, apart from sizes.
 
     Attributes:
         mode: FORWARD, ADJOINT or RECOVER.
@@ -87,7 +87,7 @@ class Variant(NamedTuple):
 
     @property
     def macros(self) -> _nvrtc.Macros:
-        """The macros of ``common.cuh`` that this sets."""
+        """Return the macros of ``common.cuh`` that this sets."""
         names = {name.upper(): code for name, code in NONLINEARITIES.items()}
         types = {str(dtype).removeprefix("torch.").upper(): code for dtype, code in TYPES.items()}
         return {
@@ -109,7 +109,7 @@ class Variant(NamedTuple):
 
 @dataclass(frozen=True)
 class Tiling:
-    """One way to divide a rollout.
+    """Describe one way to divide a rollout.
 
     Attributes:
         source: the file of the kernel.
@@ -127,16 +127,16 @@ class Tiling:
 
     @property
     def threads(self) -> int:
-        """Threads of a block."""
+        """Return the threads of a block."""
         return self.macros["THREADS"]
 
     @property
     def cluster(self) -> int:
-        """Blocks of a cluster."""
+        """Return the blocks of a cluster."""
         return self.macros.get("CLUSTER", 1)
 
     def blocks(self, batch: int) -> int:
-        """Blocks that so many sequences take."""
+        """Return the blocks that so many sequences take."""
         return -(-batch // self.sequences) * self.cluster
 
     def kernel(self, variant: Variant) -> _nvrtc.Kernel:

@@ -141,7 +141,7 @@ def _run_backward(
 
 
 class _Rollout(Function):
-    """The derivative of :func:`_run_forward`."""
+    """Differentiate :func:`_run_forward`."""
 
     @staticmethod
     def forward(ctx, x, h0, bias, weight, spec, loops, *q):
@@ -210,7 +210,7 @@ def _learned(ctx, q: list[Tensor]) -> Transition:
 
 
 class _Stored(Function):
-    """The same in eager mode, for most calls: one chunk, and every state is stored."""
+    """Do the same in eager mode, for most calls: one chunk, and every state is stored."""
 
     @staticmethod
     def forward(ctx, x, h0, bias, spec, loops, *q):

@@ -39,24 +39,24 @@ def sum_to(x: Tensor, shape: torch.Size) -> Tensor:
 
 
 class Transition:
-    """The linear map Q of a recurrence, and the map of its inputs.
+    """Apply the linear map Q of a recurrence, and the map of its inputs.
 
     Steps write to memory that is given. What is differentiable returns new tensors.
     """
 
     @property
     def tensors(self) -> list[Tensor]:
-        """Its tensors, from which ``type(self)(*tensors)`` makes it again."""
+        """Return its tensors, from which ``type(self)(*tensors)`` makes it again."""
         raise NotImplementedError
 
     @property
     def reflections(self) -> int | None:
-        """L if it is in low-rank form, else None."""
+        """Return L if it is in low-rank form, else None."""
         return None
 
     @property
     def setting(self) -> str | None:
-        """The setting of torch that a captured step keeps, or None."""
+        """Return the setting of torch that a captured step keeps, or None."""
         return None
 
     def multiply(self, h: Tensor) -> Tensor:
@@ -98,7 +98,7 @@ class Transition:
 
 @dataclass(frozen=True)
 class Formed(Transition):
-    """Q itself, ``(N, N)``."""
+    """Apply Q itself, ``(N, N)``."""
 
     q: Tensor
 
@@ -124,7 +124,7 @@ class Formed(Transition):
 
 @dataclass(frozen=True)
 class LowRank(Transition):
-    r"""$Q = \mathrm{diag}(d) - W Y^H$: ``w, y (N, L)``, ``d (N,)``."""
+    r"""Apply $Q = \mathrm{diag}(d) - W Y^H$: ``w, y (N, L)``, ``d (N,)``."""
 
     w: Tensor
     y: Tensor
@@ -164,7 +164,7 @@ class LowRank(Transition):
 
 
 class FixedDiagonal(LowRank):
-    """The same with a diagonal that is not learned and gets no gradient."""
+    """Apply the same with a diagonal that is not learned and gets no gradient."""
 
     def grad(self, deltas: Tensor, before: Tensor) -> tuple[Tensor | None, ...]:
         return *self._grad_factors(deltas, before), None

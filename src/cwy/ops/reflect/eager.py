@@ -15,7 +15,7 @@ from .product import Needs, backward, differentiable, forward
 
 
 class _Formed(Function):
-    """The factors of a list of vectors of one shape.
+    """Compute the factors of a list of vectors of one shape.
 
     What the backward pass takes are attributes, not saved tensors. So several backward passes may
     go through it, as in gradient accumulation, and a checkpoint does not count them.

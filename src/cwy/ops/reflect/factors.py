@@ -22,7 +22,7 @@ HALF = (torch.float16, torch.bfloat16)
 
 
 class Factors(NamedTuple):
-    """The two factors of a matrix.
+    """Hold the two factors of a matrix.
 
     Attributes:
         left: ``(*, N, L)``.
@@ -34,7 +34,7 @@ class Factors(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What the gradient of the vectors takes.
+    """Hold what the gradient of the vectors takes.
 
     Attributes:
         t: ``(*, L, L)``.

@@ -19,7 +19,7 @@ from .factors import HALF
 
 
 class Gradients(NamedTuple):
-    """The gradients of x, of both factors and of the offset. None was not asked for."""
+    """Hold the gradients of x, of both factors and of the offset. None was not asked for."""
 
     x: Tensor | None
     first: Tensor | None
@@ -28,7 +28,7 @@ class Gradients(NamedTuple):
 
 
 class Needs(NamedTuple):
-    """Which gradients are asked for."""
+    """Hold which gradients are asked for."""
 
     x: bool = True
     factors: bool = True

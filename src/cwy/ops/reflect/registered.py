@@ -98,7 +98,7 @@ class _Reflect(Function):
 
 
 class _Last(Function):
-    """The backward op. It has no derivative."""
+    """Run the backward op. It has no derivative."""
 
     @staticmethod
     def forward(ctx, gy, x, c, factors, kept, adjoint, dtype):

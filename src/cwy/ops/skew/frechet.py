@@ -19,7 +19,7 @@ from .capturable import RADIUS, exponential, most_squarings
 
 @dataclass(frozen=True)
 class Pair:
-    """A matrix ``(N, N)`` or ``(B, N, N)`` and its derivative, if one is wanted."""
+    """Hold a matrix ``(N, N)`` or ``(B, N, N)`` and its derivative, if one is wanted."""
 
     value: Tensor
     slope: Tensor | None = None
@@ -52,7 +52,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Polynomial:
-    """Taylor's polynomial of a degree, by powers up to the ``step``-th and Horner's rule in it."""
+    """Describe a Taylor polynomial, by powers up to the ``step``-th and Horner's rule in it."""
 
     degree: int
     step: int

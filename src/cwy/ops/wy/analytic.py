@@ -23,7 +23,7 @@ _FEW = 4096
 
 
 class Saved(NamedTuple):
-    """What a forward pass keeps.
+    """Hold what a forward pass keeps.
 
     Attributes:
         v: ``(*, N, L)``, the vectors.
@@ -39,7 +39,7 @@ class Saved(NamedTuple):
 
 
 class FactorGradients(NamedTuple):
-    """The gradients that u and t get from outside. None is zero."""
+    """Hold the gradients that u and t get from outside. None is zero."""
 
     u: Tensor | None
     t: Tensor | None
@@ -274,7 +274,7 @@ class _Multiply(Function):
 
 
 class MultiplyGradients(NamedTuple):
-    """The gradients of a multiplication. None was not needed."""
+    """Hold the gradients of a multiplication. None was not needed."""
 
     v: Tensor | None
     x: Tensor | None

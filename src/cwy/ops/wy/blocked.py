@@ -46,7 +46,7 @@ INVERT_BLOCKS = Source("blocks.cu", "invert_blocks", Blocks, COLUMN_MACROS, batc
 
 
 class QY(NamedTuple):
-    """A matrix Q, its columns times signs, and Y = U T^T, its rows times signs."""
+    """Hold a matrix Q, its columns times signs, and Y = U T^T, its rows times signs."""
 
     q: Tensor
     y: Tensor
@@ -139,7 +139,7 @@ def invert_blocks(gram: Tensor, width: int) -> Tensor:
 
 
 class Normalized(NamedTuple):
-    """Unit columns, their reciprocal norms, and a float64 copy of the columns if one was asked."""
+    """Hold unit columns, their reciprocal norms, and a float64 copy of the columns if asked for."""
 
     u: Tensor
     reciprocal: Tensor

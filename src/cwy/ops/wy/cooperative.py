@@ -45,7 +45,7 @@ def next_ticket() -> int:
 
 
 class Tiles(NamedTuple):
-    """The tiles of one variant of the kernels.
+    """Describe the tiles of one variant of the kernels.
 
     Attributes:
         many: whether it is the variant for large batches.
@@ -61,7 +61,7 @@ class Tiles(NamedTuple):
 
     @property
     def macros(self) -> dict[str, int]:
-        """The macros of the headers that this sets."""
+        """Return the macros of the headers that this sets."""
         return {
             "MANY": int(self.many),
             "TILE": self.side,
@@ -76,7 +76,7 @@ MANY_TILES = Tiles(True, tiers.TILE_MANY, tiers.COLUMNS_MANY, tiers.SLAB_MANY)
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """One kernel.
+    """Describe one kernel.
 
     Attributes:
         file: the file in ``kernels``.
@@ -102,7 +102,7 @@ class Source:
 
 
 class Division(NamedTuple):
-    """How a call is divided.
+    """Describe how a call is divided.
 
     Attributes:
         launch: takes the argument of the kernel.
@@ -194,7 +194,7 @@ def padded(size: int) -> int:
 
 
 class Workspace(NamedTuple):
-    """Memory of one call, by its addresses.
+    """Hold the memory of one call, by its addresses.
 
     Attributes:
         memory: the tensor that holds it.

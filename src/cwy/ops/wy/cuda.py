@@ -136,7 +136,7 @@ class _Factors(Function):
 
 
 class _Fused(Function):
-    """What one launch computes each way: a "matrix", or a "truncated" one."""
+    """Compute what one launch can each way: a "matrix", or a "truncated" one."""
 
     @staticmethod
     def forward(ctx, v, signs, plan):
@@ -170,7 +170,7 @@ _apply_fused = plain_apply(_Fused)
 
 
 class _Wide(Function):
-    """Large matrices with L >= N, whose gradient takes no T."""
+    """Compute large matrices with L >= N, whose gradient takes no T."""
 
     @staticmethod
     def forward(ctx, v, signs):
@@ -191,7 +191,7 @@ class _Wide(Function):
 
 
 class _Narrow(Function):
-    """Large matrices with L < N. The factors are outputs too, for a second derivative."""
+    """Compute large matrices with L < N. The factors are outputs too, for a second derivative."""
 
     @staticmethod
     def forward(ctx, v, signs):
@@ -212,7 +212,7 @@ class _Narrow(Function):
 
 
 class _Large(NamedTuple):
-    """A large matrix q, its columns times signs, and y, its rows times signs, with the factors."""
+    """Hold a large matrix q, its columns times signs, y, its rows times signs, and the factors."""
 
     u: Tensor
     t: Tensor
@@ -268,7 +268,7 @@ def _large_narrow_gradient(
 
 
 class _Truncated(Function):
-    """The first columns of large matrices."""
+    """Compute the first columns of large matrices."""
 
     @staticmethod
     def forward(ctx, v, signs):

@@ -80,7 +80,7 @@ Backward = _nvrtc.structure(
 
 
 class Kind(enum.IntEnum):
-    """What the gradient is of, and the values of the macro KIND."""
+    """Name what the gradient is of, by the values of the macro KIND."""
 
     NARROW = 0  # a matrix, L < N
     WIDE = 1  # a matrix, L >= N
@@ -98,7 +98,7 @@ BACKWARD = {
 
 
 class Factors(NamedTuple):
-    """The factors of a product of reflections.
+    """Hold the factors of a product of reflections.
 
     Attributes:
         u: ``(*, N, L)``, the unit columns.
@@ -112,7 +112,7 @@ class Factors(NamedTuple):
 
 
 class Formed(NamedTuple):
-    """A result, and what its gradient takes.
+    """Hold a result, and what its gradient takes.
 
     Attributes:
         u: ``(*, N, L)``, the unit columns.
@@ -161,7 +161,7 @@ def forward(v: Tensor, wanted: Result, signs: Tensor | None = None) -> Formed:
 
 
 class Packed(NamedTuple):
-    """A result, and what its gradient takes in one piece of memory: one allocation, not three.
+    """Hold a result, and what its gradient takes in one piece of memory: one allocation, not three.
 
     Attributes:
         kept: u, the factor and the reciprocal norms of :class:`Formed`, one after another.
@@ -247,7 +247,7 @@ def result_only(plan: Plan, v: Tensor, signs: Tensor | None = None) -> Tensor:
 
 
 class _Kept(NamedTuple):
-    """The addresses that the kernel writes to for the gradient."""
+    """Hold the addresses that the kernel writes to for the gradient."""
 
     u: int
     factor: int
@@ -256,7 +256,7 @@ class _Kept(NamedTuple):
 
 @dataclass(frozen=True)
 class _ForwardPlan:
-    """All that a forward launch takes from the shape.
+    """Hold all that a forward launch takes from the shape.
 
     Attributes:
         launch: takes the argument of the kernel.
@@ -467,7 +467,7 @@ def _kept_by(u: Tensor, factor: Tensor, reciprocal: Tensor) -> _Kept:
 
 @dataclass(frozen=True)
 class _BackwardPlan:
-    """All that a backward launch takes from the shape.
+    """Hold all that a backward launch takes from the shape.
 
     Attributes:
         launch: takes the argument of the kernel.

@@ -11,7 +11,7 @@ from .._linalg import check_orthonormal, double, matrix_error, nearest_orthogona
 
 
 class Reflections(NamedTuple):
-    r"""Reflection vectors and signs with $Q = H(v_1)\cdots H(v_L)\,\mathrm{diag}(s)$.
+    r"""Hold reflection vectors and signs with $Q = H(v_1)\cdots H(v_L)\,\mathrm{diag}(s)$.
 
     Attributes:
         v: ``(*, N, L)``, the vectors as columns.

@@ -59,7 +59,7 @@ def cwy_multiply(v: Tensor, x: Tensor, adjoint: bool) -> Tensor:
     return torch.ops.cwy.cwy_multiply(v, x, adjoint)[0]
 
 
-# What runs: a backend that is chosen by the tensors at hand.
+# These run: a backend that is chosen by the tensors at hand.
 
 
 def _backend(v: Tensor):
@@ -149,7 +149,7 @@ def _multiply_backward(
     return _plain(*_backend(u).backward_multiply(gy, x, u, t, reciprocal, adjoint))
 
 
-# What compilers see: shapes.
+# Compilers see these: shapes.
 
 
 def _fake_reciprocal(v: Tensor) -> Tensor:
@@ -254,7 +254,7 @@ class _Multiply(Function):
 
 
 class _Last(Function):
-    """A backward op. It has no derivative."""
+    """Run a backward op. It has no derivative."""
 
     @staticmethod
     def forward(ctx, op, *given):

@@ -28,7 +28,7 @@ from .cooperative import KERNELS
 
 
 class Kind(enum.IntEnum):
-    """What is split, and the values of the kernel's argument ``kind``."""
+    """Name what is split, by the values of the kernel's argument ``kind``."""
 
     PLAIN = 0  # x
     SKEW = 1  # x - x^T
@@ -37,7 +37,7 @@ class Kind(enum.IntEnum):
 
 
 class Copies(NamedTuple):
-    """How many copies of an operand there are, and in which the high part is, as bits."""
+    """Describe how many copies of an operand there are, and in which the high part is, as bits."""
 
     count: int
     high: int

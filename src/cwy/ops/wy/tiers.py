@@ -22,7 +22,7 @@ from .._linalg import has_fast_double
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """One constant: tuned on an H200, or a limit that follows from something else.
+    """Describe one constant: tuned on an H200, or a limit that follows from something else.
 
     Attributes:
         constant: its name in ``tiers.py``.
@@ -69,7 +69,7 @@ def rows() -> list[dict[str, Any]]:
     return [asdict(constant) for constant in _TABLE]
 
 
-# Which way serves.
+# The limits between the ways.
 ONE_LAUNCH_SIDE = _tuned(
     "ONE_LAUNCH_SIDE", 512, "fused", "N and L up to this take one launch", _TUNING
 )
@@ -212,7 +212,7 @@ SPLIT_TILE_ROWS = _tuned("SPLIT_TILE_ROWS", 16, "split_fp16", "rows of it at onc
 
 
 class Way(enum.Enum):
-    """One way to compute on a GPU, named after its file."""
+    """Name one way to compute on a GPU, after its file."""
 
     FUSED = "fused"
     BLOCKED = "blocked"
@@ -220,7 +220,7 @@ class Way(enum.Enum):
 
 
 class Tier(NamedTuple):
-    """The ways that serve one size.
+    """Hold the ways that serve one size.
 
     Attributes:
         factors: for U and T, and for the T-CWY matrix and its gradient.

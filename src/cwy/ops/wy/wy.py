@@ -15,7 +15,7 @@ from ..checks import check_tensor, sign_error, wrong_sign
 
 
 class WY(NamedTuple):
-    r"""The factors of $Q = I - U T U^H$.
+    r"""Hold the factors of $Q = I - U T U^H$.
 
     ``u (*, N, L)`` has unit columns, and ``t (*, L, L)`` $= S^{-1}$ is upper-triangular.
     """
