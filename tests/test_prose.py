@@ -39,14 +39,14 @@ Copy Correct Count Create Declare Decode Define Delete Derive Descend Describe D
 Divide Do Download Draw Drive Drop Encode End Enter Estimate Evaluate Expand Export Extend Extract
 Fail Fetch Fill Find Fit Fix Flatten Flip Flush Fold Follow Forget Form Gather Generate Give Group
 Guard Hand Handle Hash Hide Hold Ignore Import Initialize Insert Install Invert Join Keep Label
-Launch Leave Let List Load Look Make Map Mark Measure Merge Mirror Move Multiply Name Normalize
-Open Order Pack Pad Parse Pass Permute Pick Predict Prepare Print Publish Put Raise Reach React
-Read Recall Receive Recompute Recover Reduce Refuse Register Release Remember Remove Render Repeat
-Replace Replay Report Request Reset Reshape Resize Restore Resume Retract Return Reverse Rewrite
-Rotate Round Run Save Select Send Serve Set Show Simulate Skip Solve Sort Spell Split Start Stop
-Store Subtract Summarize Synchronize Tabulate Take Time Tokenize Train Translate Transpose Treat
-Try Tune Turn Undo Unpack Unwrap Update Use Validate Verify Visit Wait Warm Warn Watch Widen Wrap
-Write Yield
+Launch Leave Let List Load Look Make Map Mark Measure Merge Mirror Mix Move Multiply Name Normalize
+Open Order Pack Pad Parse Pass Permute Pick Predict Prepare Print Profile Publish Put Raise Reach
+React Read Recall Receive Recompute Recover Reduce Refuse Register Release Remember Remove Render
+Repeat Replace Replay Report Request Reset Reshape Resize Restore Resume Retract Return Reverse
+Rewrite Rotate Round Run Save Select Send Serve Set Show Simulate Skip Solve Sort Spell Split Stack
+Start Stop Store Subtract Summarize Synchronize Tabulate Take Time Tokenize Train Translate
+Transpose Treat Try Tune Turn Undo Unpack Unwrap Update Use Validate Verify Visit Wait Warm Warn
+Watch Widen Wrap Write Yield
 """
 """Imperatives with which a docstring may start. Add another verb here when one is needed."""
 

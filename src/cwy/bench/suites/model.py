@@ -69,7 +69,7 @@ class Stack:
 
     @property
     def about(self) -> str:
-        """What is timed, before the kind of weight."""
+        """Describe what is timed, before the kind of weight."""
         if self.optimizes:
             return "a training step with"
         return "the forward and the backward pass with"
@@ -104,7 +104,7 @@ class Recurrence:
 
     @property
     def about(self) -> str:
-        """What is timed, before the kind of layer."""
+        """Describe what is timed, before the kind of layer."""
         return "the forward and the backward pass of"
 
 

@@ -56,7 +56,7 @@ SHOWN = tuple(
 
 
 class Times(NamedTuple):
-    """Seconds of a step.
+    """Hold the seconds of a step.
 
     Attributes:
         wall: until the device has finished, after a pause.
@@ -71,7 +71,7 @@ class Times(NamedTuple):
 
 @dataclass(frozen=True)
 class Launches:
-    """What ran on the device.
+    """Hold what ran on the device.
 
     Attributes:
         seconds: of each kernel, in one step.

@@ -41,7 +41,7 @@ SPACE = {
 
 @dataclass(frozen=True)
 class Network:
-    """One network of the comparison.
+    """Describe one network of the comparison.
 
     Attributes:
         name: of its runs.

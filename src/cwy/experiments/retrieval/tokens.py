@@ -19,7 +19,7 @@ from ..data.folders import tokens_root
 
 @dataclass(frozen=True)
 class Tokens:
-    """Pairs as tokens: two tensors ``(pairs, length)`` with zeros behind the end of a sentence."""
+    """Hold pairs as tokens ``(pairs, length)``, with zeros behind the end of a sentence."""
 
     english: Tensor
     spanish: Tensor
@@ -27,7 +27,7 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Kept:
-    """The tokens of all parts, as a file holds them.
+    """Hold the tokens of all parts, as a file does.
 
     Attributes:
         tensors: by part and language, in int32.

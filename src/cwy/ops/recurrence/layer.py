@@ -30,7 +30,7 @@ from .transition import Formed
 
 @dataclass(frozen=True)
 class Plan:
-    """What follows from shapes, dtypes and the device.
+    """Hold what follows from shapes, dtypes and the device.
 
     Attributes:
         loops: who runs the steps.

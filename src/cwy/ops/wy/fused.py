@@ -174,7 +174,7 @@ class Packed(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """All that a result and its gradient take from the shape of v.
+    """Hold all that a result and its gradient take from the shape of v.
 
     Attributes:
         shape: of v.
@@ -190,12 +190,12 @@ class Plan:
 
     @functools.cached_property
     def result(self) -> _ForwardPlan:
-        """The launch that keeps nothing but the result."""
+        """Return the launch that keeps nothing but the result."""
         return _forward_plan(self.shape, self.wanted, False, self.device)
 
     @functools.cached_property
     def backward(self) -> _BackwardPlan:
-        """The launch of the gradient."""
+        """Return the launch of the gradient."""
         kind = Kind.TRUNCATED
         if self.wanted == "matrix":
             kind = Kind.NARROW
