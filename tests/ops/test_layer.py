@@ -32,10 +32,14 @@ def tensors(steps=5, batch=3, features=4, n=6, dtype=torch.float64, device="cpu"
     return given, signs
 
 
-def whole(given, signs, f):
-    found = whole_layer(
+def attempted(given, signs, f):
+    return whole_layer(
         given["x"], given["h0"], given["v"], signs, given["weight"], given["bias"], f
     )
+
+
+def whole(given, signs, f):
+    found = attempted(given, signs, f)
     assert found is not None
     return found
 
@@ -56,6 +60,10 @@ def slopes(results, given, **options):
 @pytest.mark.parametrize("f", NONLINEARITIES)
 def test_results_and_gradients_equal_those_of_the_parts(f, bias, device):
     given, signs = tensors(bias=bias, device=device)
+    if device == "cuda" and f in ("relu", "tanh"):
+        # cuDNN runs these in float64. It has no loop of ours.
+        assert attempted(given, signs, f) is None
+        return
     ours = whole(given, signs, f)
     theirs = in_parts(given, signs, f)
     torch.testing.assert_close(ours, theirs)
@@ -85,7 +93,7 @@ def test_second_derivatives_and_batches_of_gradients(device):
     names = [*given]
 
     def states(*values):
-        return whole(dict(zip(names, values, strict=True)), signs, "tanh")
+        return whole(dict(zip(names, values, strict=True)), signs, "leaky_relu")
 
     values = tuple(given.values())
     torch.autograd.gradcheck(states, values, check_batched_grad=True)
@@ -205,7 +213,7 @@ def test_a_layer_on_a_gpu_is_one_node(n, autocast):
 
 @pytest.mark.gpu
 def test_a_layer_on_a_gpu_is_computed_in_parts_where_others_need_its_weight():
-    rnn = cwy.nn.OrthogonalRNN(7, 32, num_layers=2, device="cuda")
+    rnn = cwy.nn.OrthogonalRNN(7, 32, num_layers=2, nonlinearity="modrelu", device="cuda")
     x = torch.randn(20, 5, 7, device="cuda", requires_grad=True)
     alone = rnn(x)[0]
     with cwy.together(rnn):

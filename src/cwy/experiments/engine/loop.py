@@ -56,13 +56,14 @@ class Loop:
         if self.device.type == "cuda":
             # float32 means float32, in the baselines' cuDNN too.
             torch.backends.cudnn.allow_tf32 = False
-            # What a run before this one left in the process does not count.
-            gc.collect()
-            torch.cuda.reset_peak_memory_stats(self.device)
         self.task = load(settings.task)(settings, self.device)
         torch.manual_seed(settings.seed)
         with blaming_settings():
             self.model = self.task.model()
+        if self.device.type == "cuda":
+            # What a run before this one left in the process does not count.
+            gc.collect()
+            torch.cuda.reset_peak_memory_stats(self.device)
         if group.rank:
             # All ranks have the same weights. What they draw in training differs.
             torch.manual_seed(settings.seed + group.rank)
