@@ -24,7 +24,7 @@ Way = Literal["products", "solve"]
 """How a triangular matrix is inverted."""
 
 INVERSE: Way = "products"
-"""The way that the library uses. ``results/bench`` has the times of both."""
+"""The way that the library uses. ``python -m tests.jax.choices`` times both."""
 
 _PANELS = 4
 """Panels into which a product with a triangular matrix is cut. They leave out 6 of 16 blocks."""
@@ -180,6 +180,8 @@ def _triangular_inverse_jvp(way, primals, tangents):
 def _inverse_by_products(s: Array) -> Array:
     """Invert diagonal blocks of some rows, then merge inverses of 2, 4, ... of them until one."""
     size = s.shape[-1]
+    if size == 0:
+        return s
     if size <= _DIRECT:
         return _inverse_by_substitution(s)
     whole = -(-size // _DIRECT) * _DIRECT

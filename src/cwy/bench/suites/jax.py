@@ -61,8 +61,8 @@ class _Compilation:
         self._begin = time.monotonic()
         self._error: Exception | None = None
         self._compiled: Any = None
-        # A daemon, because a compilation cannot be stopped.
-        self._thread = threading.Thread(target=self._compile, daemon=True)
+        # Not a daemon: the process must not end during a compilation, which cannot be stopped.
+        self._thread = threading.Thread(target=self._compile)
         self._thread.start()
 
     def _compile(self) -> None:
