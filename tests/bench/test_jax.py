@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-jax = pytest.importorskip("jax")
-
 from cwy.bench.harness.measure import Plan, run
 from cwy.bench.harness.timing import Effort, Timer
 from cwy.bench.output.rows import context
 from cwy.bench.suites import jax as suite
 
+jax = pytest.importorskip("jax")
 CPU = torch.device("cpu")
 SHORT = Effort(repeats=3, shortest=1e-5, budget=0.1, limit=60.0)
 
