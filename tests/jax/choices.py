@@ -66,6 +66,27 @@ def products(n):
         print("product", n, algorithm, taken, f"error {error:.1e}", flush=True)
 
 
+def maps_by(n):
+    """Time Q and its gradient by each algorithm, with what they cost in orthogonality."""
+    normal = jax.random.normal(jax.random.key(0), (n, n))
+    parallel = normal[:, :1] + 1e-3 * normal
+    for algorithm in ALGORITHMS:
+        _linalg.HIGHEST = algorithm
+        form = lambda v: wy._first_columns(v, n)
+        both = jax.jit(lambda v, z, form=form: (form(v), jax.vjp(form, v)[1](z)))
+        try:
+            taken = milliseconds(both, normal, normal)
+        except Exception as error:
+            print("map", algorithm, "is not here:", str(error).splitlines()[0][:80], flush=True)
+            continue
+        gaps = []
+        for v in (normal, parallel):
+            q = np.asarray(both(v, normal)[0][:, :256], np.float64)
+            gaps.append(f"{np.linalg.norm(q.T @ q - np.eye(q.shape[1]), 2):.1e}")
+        print("map", n, algorithm, taken, "departure in 256 columns", *gaps, flush=True)
+    _linalg.HIGHEST = ALGORITHMS[0]
+
+
 def recurrences(n=190, batch=128, steps=1020):
     x = 0.1 * jax.random.normal(jax.random.key(0), (steps, batch, n))
     h0 = jnp.ones((batch, n))
@@ -80,5 +101,6 @@ def recurrences(n=190, batch=128, steps=1020):
 if __name__ == "__main__":
     print(jax.devices()[0].device_kind, jax.__version__)
     products(int(sys.argv[1]))
+    maps_by(int(sys.argv[1]))
     matrices(int(sys.argv[1]))
     recurrences()
