@@ -52,6 +52,16 @@ def test_orthogonal_for_every_family(n, size, dtype):
             assert np.abs(tall - true[..., :size]).max() <= 1e-12
 
 
+@pytest.mark.parametrize(("n", "size"), [(300, 300), (40, 200)])
+def test_factors_of_several_blocks_in_float32(n, size):
+    """No entry of T is above 4, and columns of U T have norm 2, on every family."""
+    u, t = jax.jit(wy_factors)(np.stack([family(name, n, size) for name in FAMILIES]))
+    live = np.linalg.norm(u, axis=-2) > 0
+    norms = np.linalg.norm(np.asarray(u, np.float64) @ np.asarray(t, np.float64), axis=-2)
+    assert np.abs(t).max() <= 4.0004
+    assert np.abs(norms[live] - 2).max() <= 1e-4
+
+
 HARD = ["parallel", "nearly parallel", "identical", "paired", "low rank", "non-negative"]
 
 
@@ -154,20 +164,21 @@ def test_float32_gradients_are_those_of_float64():
     v = np.stack([family(name, 64, 64) for name in bounds])
     x = normal(3, 5, 64, dtype="float32")
 
-    def calls(v, x):
-        few = v[..., :20]
-        return cwy_matrix(v), cwy_matrix(few), tcwy_matrix(few), cwy_multiply(few, x)
-
-    shapes = [out.shape for out in jax.eval_shape(calls, v, x)]
+    calls = [
+        lambda v, x: cwy_matrix(v),
+        lambda v, x: cwy_matrix(v[..., :20]),
+        lambda v, x: tcwy_matrix(v[..., :20]),
+        lambda v, x: cwy_multiply(v[..., :20], x),
+    ]
+    shapes = [jax.eval_shape(call, v, x).shape for call in calls]
     cotangents = [normal(*shape, dtype="float32", seed=2 + i) for i, shape in enumerate(shapes)]
 
     @jax.jit
     def gradients(v, x, cotangents):
-        zeros = [jnp.zeros_like(z) for z in cotangents]
-        pull = jax.vjp(lambda v: calls(v, x), v)[1]
         found = []
-        for i, z in enumerate(cotangents):
-            found.append(pull((*zeros[:i], z, *zeros[i + 1 :]))[0])
+        for call, z in zip(calls, cotangents, strict=True):
+            pull = jax.vjp(lambda v, call=call: call(v, x), v)[1]
+            found.append(pull(z)[0])
         return found
 
     single = gradients(v, x, cotangents)

@@ -12,8 +12,9 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_rows_over_eight_devices():
+    flags = os.environ.get("XLA_FLAGS", "")
     environment = os.environ | {
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+        "XLA_FLAGS": f"{flags} --xla_force_host_platform_device_count=8",
         "JAX_PLATFORMS": "cpu",
         "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
         "PYTHONPATH": str(ROOT),

@@ -1,8 +1,8 @@
 r"""Reflections in blocks of columns, $Q = Q_1\cdots Q_K$ with $Q_k = I - U_k T_k U_k^H$.
 
-Each block is a compact WY transform. Blocks are applied one after the other, which keeps norms, so
-that rounding errors add up and do not grow. A single transform of all columns would sum terms that
-cancel when vectors are nearly parallel.
+Each block is a compact WY transform. Applying one block to the partial products of another keeps
+norms, so rounding errors add up and do not grow. A single transform of all columns would sum terms
+that cancel when vectors are nearly parallel.
 """
 
 from __future__ import annotations
@@ -17,17 +17,19 @@ from ._linalg import (
     Axis,
     adjoint,
     gram,
+    inner_products,
     over_rows,
     product,
     real_dtype,
     s_from,
+    squared_norms,
     triangular_inverse,
 )
 
 COLUMNS = 64
-"""The most columns of a block, unless there are too many blocks."""
+"""The columns of a block. Fewer columns are one block."""
 MOST_BLOCKS = 32
-"""The most blocks. More columns make larger ones, so that programs stay small."""
+"""The most blocks that are applied in turn. More are joined first, so that programs stay small."""
 
 
 class Normalized(NamedTuple):
@@ -49,6 +51,24 @@ class Blocks(NamedTuple):
     u: Array
     parts: Array
     factors: Array
+
+
+class Panels(NamedTuple):
+    r"""Some transforms $I - W_k U_k^H$.
+
+    Attributes:
+        u: ``(count, *, N, size)``, the unit columns.
+        w: ``(count, *, N, size)``, their partial products.
+        square: ``(count, *, 1, size)``, the squared norms of the columns of u, near 1.
+    """
+
+    u: Array
+    w: Array
+    square: Array
+
+    def __getitem__(self, some: slice) -> Panels:
+        """Return some of the transforms."""
+        return Panels(self.u[some], self.w[some], self.square[some])
 
 
 def normalize(v: Array, axis: Axis = None) -> Normalized:
@@ -100,8 +120,7 @@ def _normalize_jvp(axis, primals, tangents):
 def blocks(u: Array, axis: Axis = None) -> Blocks:
     """Return the blocks of unit columns ``u (*, N, L)``."""
     size = u.shape[-1]
-    count = min(-(-size // COLUMNS), MOST_BLOCKS)
-    width = -(-size // max(count, 1))
+    width = min(size, COLUMNS)
     count = -(-size // max(width, 1))
     padded = jnp.pad(u, [(0, 0)] * (u.ndim - 1) + [(0, width * count - size)])
     parts = jnp.moveaxis(padded.reshape(*u.shape[:-1], count, width), -2, 0)
@@ -110,37 +129,101 @@ def blocks(u: Array, axis: Axis = None) -> Blocks:
 
 def apply(given: Blocks, x: Array, *, adjointly: bool = False, axis: Axis = None) -> Array:
     """Return Q x, or Q^H x, for the columns of ``x (*, N, K)``."""
-    for u, w in _in_order(given, adjointly):
+    panels = Joining(adjointly, False, axis).joined(_panels(given, adjointly, axis), MOST_BLOCKS)
+    pairs = [pair for some in panels for pair in zip(some.u, some.w, strict=True)]
+    if not adjointly:
+        pairs.reverse()
+    for u, w in pairs:
         c = over_rows(product(adjoint(u), x), axis)
         x = x - product(w, c)
     return x
 
 
-def partial_products(given: Blocks, *, adjointly: bool = False, axis: Axis = None) -> Array:
+def partial_products(
+    given: Blocks, *, adjointly: bool = False, careful: bool = False, axis: Axis = None
+) -> Array:
     r"""Return $W = UT$, or $Y = UT^H$ if adjointly, ``(*, N, L)``.
 
     Column j of W is twice $u_j$ after the reflections before it, and column j of Y after those
-    behind it. So each block is applied to the columns of the blocks that came before in the loop.
+    behind it. Neighbors are joined, all pairs at once, until one panel is left.
+
+    Args:
+        given: the blocks.
+        adjointly: return Y.
+        careful: take twice the time for fewer rounding errors.
+        axis: the mesh axis over which rows are divided.
     """
-    found = given.u[..., :0]
-    for u, w in _in_order(given, adjointly):
-        c = over_rows(product(adjoint(u), found), axis)
-        order = [w, found - product(w, c)]
-        if adjointly:
-            order.reverse()
-        found = jnp.concatenate(order, -1)
-    return found[..., : given.u.shape[-1]]
+    if given.u.shape[-1] == 0:
+        return given.u
+    joining = Joining(adjointly, careful, axis)
+    (panel,) = joining.joined(_panels(given, adjointly, axis), 1)
+    w = panel.w
+    if careful:
+        w = _rescaled(w, panel.square, axis)
+    return w[0][..., : given.u.shape[-1]]
 
 
-def _in_order(given: Blocks, adjointly: bool) -> list[tuple[Array, Array]]:
-    """Return $U_k$ and $U_k T_k$ of the blocks in the order in which Q applies them.
-
-    For the adjoint they are $U_k$ and $U_k T_k^H$.
-    """
+def _panels(given: Blocks, adjointly: bool, axis: Axis) -> Panels:
+    """Return each block as a panel of its own."""
     factors = given.factors
     if adjointly:
         factors = adjoint(factors)
-    pairs = list(zip(given.parts, product(given.parts, factors), strict=True))
-    if not adjointly:
-        pairs.reverse()
-    return pairs
+    square = squared_norms(given.parts, axis)
+    w = _rescaled(product(given.parts, factors), square, axis)
+    return Panels(given.parts, w, square)
+
+
+def _rescaled(w: Array, square: Array, axis: Axis) -> Array:
+    r"""Return columns of norm $2/\lVert u_j\rVert$, which they have but for rounding.
+
+    This removes most of the error for nearly parallel vectors. There it is along the columns. Zero
+    columns stay.
+    """
+    found = square * squared_norms(w / 2, axis)
+    live = found > 0
+    return jnp.where(live, w / jnp.sqrt(jnp.where(live, found, 1)), w)
+
+
+class Joining(NamedTuple):
+    """How panels are joined, with the options of :func:`partial_products`."""
+
+    adjointly: bool
+    careful: bool
+    axis: Axis
+
+    def joined(self, panels: Panels, most: int) -> list[Panels]:
+        """Join neighbors until at most so many are left, each of a width, in their order.
+
+        A panel without a neighbor waits at the end, so the last one may have fewer columns.
+        """
+        rest: Panels | None = None
+        count = panels.u.shape[0]
+        while count > most:
+            if count % 2 == 1:
+                last = panels[-1:]
+                panels = panels[:-1]
+                if rest is not None:
+                    last = self.join(last, rest)
+                rest = last
+            panels = self.join(panels[0::2], panels[1::2])
+            count = count // 2
+        if rest is None:
+            return [panels]
+        if most == 1:
+            return [self.join(panels, rest)]
+        return [panels, rest]
+
+    def join(self, left: Panels, right: Panels) -> Panels:
+        """Return panels of the columns of two. One is applied to the columns of the other."""
+        if self.adjointly:
+            left = self._applied(right, left)
+        else:
+            right = self._applied(left, right)
+        return Panels(*(jnp.concatenate(both, -1) for both in zip(left, right, strict=True)))
+
+    def _applied(self, transform: Panels, panels: Panels) -> Panels:
+        if self.careful:
+            c = 2 * inner_products(transform.u, panels.w / 2, self.axis)
+        else:
+            c = over_rows(product(adjoint(transform.u), panels.w), self.axis)
+        return Panels(panels.u, panels.w - product(transform.w, c), panels.square)

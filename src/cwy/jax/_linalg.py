@@ -24,13 +24,16 @@ Way = Literal["products", "solve"]
 """How a triangular matrix is inverted."""
 
 INVERSE: Way = "products"
-"""The way that the library uses. ``results/bench`` has the times of both."""
+"""The way that the library uses. ``python -m tests.jax.choices`` times both."""
 
 _PANELS = 4
 """Panels into which a product with a triangular matrix is cut. They leave out 6 of 16 blocks."""
 
-_CUT = 1024
-"""The size from which such a product is cut."""
+_CUT = 2048
+"""The size from which such a product is cut. Panels of a smaller one would not fill a GPU."""
+
+_DIRECT = 8
+"""The rows of a triangular matrix that are inverted by substitution, without products."""
 
 
 def product(a: Array, b: Array) -> Array:
@@ -106,6 +109,28 @@ def _gram_jvp(axis, primals, tangents):
     return gram(u, axis), half + adjoint(half)
 
 
+def inner_products(a: Array, b: Array, axis: Axis = None) -> Array:
+    r"""Compute $A^H B$ for columns of norm at most about 1, as :func:`gram` does, by 3 products."""
+    if real_dtype(a.dtype) != jnp.float32:
+        return over_rows(product(adjoint(a), b), axis)
+    high_a = _rounded(a, 2.0**11)
+    high_b = _rounded(b, 2.0**11)
+    exact = over_rows(product(adjoint(high_a), high_b), axis)
+    cross = product(adjoint(a - high_a), high_b) + product(adjoint(a), b - high_b)
+    return exact + over_rows(cross, axis)
+
+
+def squared_norms(x: Array, axis: Axis = None) -> Array:
+    """Return the squared norms ``(*, 1, L)`` of columns of norm about 1, as :func:`gram` does."""
+    if real_dtype(x.dtype) != jnp.float32:
+        return over_rows(jnp.sum((x * x.conj()).real, -2, keepdims=True), axis)
+    high = _rounded(x, 2.0**11)
+    low = x - high
+    exact = jnp.sum((high * high.conj()).real, -2, keepdims=True)
+    rest = jnp.sum(((high + high + low) * low.conj()).real, -2, keepdims=True)
+    return over_rows(exact, axis) + over_rows(rest, axis)
+
+
 def _rounded(x: Array, scale: float) -> Array:
     """Return x rounded to multiples of 1/scale."""
     if jnp.iscomplexobj(x):
@@ -153,16 +178,41 @@ def _triangular_inverse_jvp(way, primals, tangents):
 
 
 def _inverse_by_products(s: Array) -> Array:
-    """Merge inverses of diagonal blocks of sizes 1, 2, 4, ... until one is left."""
+    """Invert diagonal blocks of some rows, then merge inverses of 2, 4, ... of them until one."""
     size = s.shape[-1]
-    reciprocal = 1 / jnp.diagonal(s, axis1=-2, axis2=-1)
-    t = _diagonal_matrix(reciprocal)
-    index = jnp.arange(size)
-    block = 1
-    while block < size:
+    if size == 0:
+        return s
+    if size <= _DIRECT:
+        return _inverse_by_substitution(s)
+    whole = -(-size // _DIRECT) * _DIRECT
+    count = whole // _DIRECT
+    # The rows that are added have a diagonal of 1, and are cut off again.
+    padded = jnp.pad(s, [(0, 0)] * (s.ndim - 2) + [(0, whole - size)] * 2)
+    diagonal = jnp.arange(whole) >= size
+    s = padded + jnp.diag(diagonal.astype(s.dtype))
+    blocks = s.reshape(*s.shape[:-2], count, _DIRECT, count, _DIRECT)
+    same = jnp.eye(count, dtype=bool)[:, None, :, None]
+    inverses = _inverse_by_substitution(jnp.sum(jnp.where(same, blocks, 0), -2))
+    t = jnp.where(same, inverses[..., :, :, None, :], 0).reshape(s.shape)
+    index = jnp.arange(whole)
+    block = _DIRECT
+    while block < whole:
         number = index // block
         # The corners right of diagonal blocks with even numbers.
         corner = (number[:, None] % 2 == 0) & (number[:, None] + 1 == number)
         t = t - product(t, product(jnp.where(corner, s, 0), t))
         block *= 2
-    return t
+    return t[..., :size, :size]
+
+
+def _inverse_by_substitution(s: Array) -> Array:
+    """Invert small upper-triangular matrices, row by row from the last."""
+    size = s.shape[-1]
+    eye = jnp.eye(size, dtype=s.dtype)
+    rows: list[Array] = []
+    for i in reversed(range(size)):
+        row = jnp.broadcast_to(eye[i], s[..., i, :].shape)
+        for k, below in enumerate(rows, i + 1):
+            row = row - s[..., i, k, None] * below
+        rows.insert(0, row / s[..., i, i, None])
+    return jnp.stack(rows, -2)

@@ -207,7 +207,7 @@ def _t_from(given: Blocks, axis: Axis) -> Array:
     if given.factors.shape[0] == 1:
         return given.factors[0][..., :size, :size]
     # The columns of W have norm 2.
-    w = partial_products(given, axis=axis)
+    w = partial_products(given, careful=True, axis=axis)
     return 4 * s_from(gram(w / 2, axis))
 
 

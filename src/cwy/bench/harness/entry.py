@@ -5,12 +5,52 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
 Group = Literal["ours", "peer", "floor"]
+
+
+class Skipped(Exception):
+    """Raised by an entry that does not take part. The message has the reason."""
+
+
+class Foreign(Protocol):
+    """The passes of a case in another library, which runs them asynchronously.
+
+    Attributes:
+        memory: bytes that forward and backward take beyond the inputs.
+        repetitions: how often :meth:`repeated` runs both passes. 0 if it cannot.
+    """
+
+    memory: int
+    repetitions: int
+
+    def receive(self, cotangent: Tensor) -> None:
+        """Take the gradient of the result, before the first backward pass."""
+        ...
+
+    def forward(self) -> Any:
+        """Begin a forward pass."""
+        ...
+
+    def both(self) -> Any:
+        """Begin a forward and a backward pass."""
+        ...
+
+    def repeated(self) -> Any:
+        """Begin several of both as one program, one after the other."""
+        ...
+
+    def wait(self, result: Any) -> Any:
+        """Block until a result is ready, and return it."""
+        ...
+
+    def tensors(self, result: Any) -> tuple[Tensor, ...]:
+        """Return a result as tensors."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -23,12 +63,14 @@ class Case:
         truth: the same function, for inputs in float64 or complex128.
         orthogonality: how far a result is from what orthogonality promises, None if it promises
             nothing.
+        foreign: the passes that are timed instead of ``call``, if they run outside of torch.
     """
 
     call: Callable[..., Tensor]
     inputs: tuple[Tensor, ...]
     truth: Callable[..., Tensor]
     orthogonality: Callable[[Tensor], float] | None
+    foreign: Foreign | None = None
 
 
 @dataclass(frozen=True)
@@ -48,6 +90,8 @@ class Entry:
         gate: the dtype whose tolerance the result is judged by, where it is not the result's own.
         within: a context, such as a precision, in which forward and backward run.
         why_not: ``why_not(dtype, device)`` returns why it cannot take part, None if it can.
+        begin: ``begin(dtype, device)`` starts what may go on in the background before ``make``,
+            such as compilation.
     """
 
     name: str
@@ -61,6 +105,7 @@ class Entry:
     gate: torch.dtype | None = None
     within: Callable[[], AbstractContextManager] = nullcontext
     why_not: Callable[[torch.dtype, torch.device], str | None] = lambda dtype, device: None
+    begin: Callable[[torch.dtype, torch.device], None] = lambda dtype, device: None
 
 
 def gaussian(*shape: int, std: float = 1.0, dtype: torch.dtype, device: torch.device) -> Tensor:

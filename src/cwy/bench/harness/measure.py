@@ -21,7 +21,7 @@ from ...cudagraph import CapturedCall, CaptureError
 from ..output.rows import Context, Measurement, Status, Time
 from ..suites import Size, how_to_install, show_size
 from .check import Accuracy, CheckFailed, accuracy, alike, judge
-from .entry import Case, Entry
+from .entry import Case, Entry, Foreign, Skipped
 from .flops import count
 from .machine import bounded, peak
 from .timing import FEWEST, Effort, Timer, clock, in_turn
@@ -152,6 +152,9 @@ class _Session:
     def check(self) -> None:
         """Check every entry that can take part."""
         gc.collect()
+        for entry in self.entries:
+            if self._refused(entry) is None:
+                entry.begin(self.plan.dtype, self.plan.device)
         for i, entry in enumerate(self.entries):
             self.watch(self.size, f"checking {entry.name}", i / len(self.entries) / 2)
             refused = self._refused(entry)
@@ -205,6 +208,8 @@ class _Session:
             reason += f"above the limit of {self.plan.effort.limit:g} s"
             self.too_slow[entry.name] = reason
             self.untimed[entry.name] = Untimed("skipped", reason)
+        except Skipped as why:
+            self.untimed[entry.name] = Untimed("skipped", str(why))
         except CheckFailed as wrong:
             self.untimed[entry.name] = Untimed("failed", str(wrong))
         except Exception as error:
@@ -285,6 +290,8 @@ def prepare(entry: Entry, plan: Plan) -> Ready:
     with torch.random.fork_rng(devices=generators):
         torch.manual_seed(plan.context.seed)
         case = entry.make(plan.dtype, device)
+        if case.foreign is not None:
+            return _prepare_foreign(entry, case, case.foreign, plan)
         calls = _Calls(entry, case)
         out = _first(calls.forward, device, effort.limit, "forward")
         calls.cotangent = torch.randn_like(out)
@@ -328,6 +335,41 @@ def prepare(entry: Entry, plan: Plan) -> Ready:
     if effort.counts:
         flops = count(entry, case, plan.dtype)
     return Ready(entry, out.dtype, errors, memory[0], flops, timers, ungraphed)
+
+
+def _prepare_foreign(entry: Entry, case: Case, foreign: Foreign, plan: Plan) -> Ready:
+    """Check an entry of another library, and make its timers."""
+    device = plan.device
+    effort = plan.effort
+
+    def forward() -> tuple[Tensor, ...]:
+        return foreign.tensors(foreign.forward())
+
+    def both() -> tuple[Tensor, ...]:
+        return foreign.tensors(foreign.both())
+
+    (out,) = _first(forward, device, effort.limit, "forward")
+    cotangent = torch.randn_like(out)
+    foreign.receive(cotangent)
+    gradients = _first(both, device, effort.limit, "forward + backward")
+    errors = accuracy(case, out, cotangent, gradients)
+    judge(errors, out.dtype)
+    blocked = {
+        "forward": lambda: foreign.wait(foreign.forward()),
+        "both": lambda: foreign.wait(foreign.both()),
+    }
+    timers = {kind: Timer(call, device, wait=foreign.wait) for kind, call in blocked.items()}
+    if device.type == "cuda":
+        # On a CPU calls that do not wait would run at once, and get in each other's way.
+        timers["forward"] = Timer(foreign.forward, device, wait=foreign.wait)
+        timers["both"] = Timer(foreign.both, device, wait=foreign.wait)
+        timers["both_blocked"] = Timer(blocked["both"], device, wait=foreign.wait)
+    if foreign.repetitions:
+        repeated = Timer(foreign.repeated, device, wait=foreign.wait, inner=foreign.repetitions)
+        timers["both_repeated"] = repeated
+    for timer in timers.values():
+        timer.calibrate(effort)
+    return Ready(entry, out.dtype, errors, foreign.memory, {}, timers, {})
 
 
 def _graph(

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, quantiles, stdev
+from typing import Any
 
 import torch
 
@@ -45,13 +46,20 @@ QUICK = Effort(repeats=5, shortest=0.005, budget=0.2, limit=0.5, total=45.0)
 
 @dataclass
 class Timer:
-    """Take samples of one call: seconds each, of ``number`` calls in a row."""
+    """Take samples of one call: seconds each, of ``number`` calls in a row.
+
+    Attributes:
+        wait: blocks until a result of the call is ready, for calls outside of torch.
+        inner: how often a call repeats what is timed.
+    """
 
     call: Callable[[], object]
     device: torch.device
     number: int = 1
     repeats: int = FEWEST
     samples: list[float] = field(default_factory=list)
+    wait: Callable[[Any], object] | None = None
+    inner: int = 1
 
     def calibrate(self, effort: Effort, about: float = 0.0) -> None:
         """Warm up, and size the samples by what a call takes.
@@ -61,18 +69,22 @@ class Timer:
         """
         seconds = about
         if seconds < 20 * effort.shortest:
-            seconds = clock(self.call, self.device)
+            seconds = self.clock()
         if seconds < effort.shortest:
             # That call was cold: only a few in a row show what one takes.
             few = max(1, min(10, int(effort.shortest / seconds)))
-            seconds = clock(self.call, self.device, few)
+            seconds = self.clock(few)
         self.number = max(1, math.ceil(effort.shortest / seconds))
         affordable = int(effort.budget / (seconds * self.number))
         self.repeats = max(FEWEST, min(effort.repeats, affordable))
 
     def sample(self) -> None:
         """Take one sample."""
-        self.samples.append(clock(self.call, self.device, self.number))
+        self.samples.append(self.clock(self.number) / self.inner)
+
+    def clock(self, number: int = 1) -> float:
+        """Return the seconds per call of a number of calls in a row."""
+        return clock(self.call, self.device, number, self.wait)
 
     def quartiles(self) -> tuple[float, float, float]:
         """Return the first quartile, the median and the third quartile of the samples."""
@@ -84,14 +96,22 @@ class Timer:
         return fmean(self.samples), stdev(self.samples) / len(self.samples) ** 0.5
 
 
-def clock(call: Callable[[], object], device: torch.device, number: int = 1) -> float:
+def clock(
+    call: Callable[[], object],
+    device: torch.device,
+    number: int = 1,
+    wait: Callable[[Any], object] | None = None,
+) -> float:
     """Return the seconds per call of a number of calls in a row.
 
-    The garbage collector is off. On a GPU the time is between two events.
+    The garbage collector is off. On a GPU the time is between two events. Calls outside of torch
+    have a ``wait``, which blocks until the last result is ready.
     """
     collecting = gc.isenabled()
     gc.disable()
     try:
+        if wait is not None:
+            return _until_ready(call, number, wait)
         if device.type == "cuda":
             return _between_events(call, device, number)
         return _by_the_wall(call, number)
@@ -104,6 +124,15 @@ def _by_the_wall(call: Callable[[], object], number: int) -> float:
     begin = time.perf_counter()
     for _ in range(number):
         call()
+    return (time.perf_counter() - begin) / number
+
+
+def _until_ready(call: Callable[[], object], number: int, wait: Callable[[Any], object]) -> float:
+    begin = time.perf_counter()
+    result = None
+    for _ in range(number):
+        result = call()
+    wait(result)
     return (time.perf_counter() - begin) / number
 
 

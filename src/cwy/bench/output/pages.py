@@ -231,6 +231,8 @@ HOW = {
     "forward": "",
     "both": "",
     "both_inline": " in one thread",
+    "both_blocked": " waiting for each call",
+    "both_repeated": " in one program",
     "forward_graph": " as graphs",
     "both_graph": " as graphs",
 }

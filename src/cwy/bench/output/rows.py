@@ -29,13 +29,16 @@ KINDS = {
     "forward": "Forward",
     "both": "Forward + backward",
     "both_inline": "Forward + backward in one thread",
+    "both_blocked": "Forward + backward, waiting for each call",
+    "both_repeated": "Forward + backward, repeated in one program",
     "forward_graph": "Forward as a CUDA graph",
     "both_graph": "Forward + backward as a CUDA graph",
 }
 """The kinds of time, with their titles.
 
-``both_inline`` runs the backward pass, on a GPU, in the thread that asks for it. The kinds that
-end in ``_graph`` replay the call as a CUDA graph.
+``both_inline`` runs the backward pass, on a GPU, in the thread that asks for it. In JAX
+``both_blocked`` waits for every result, and ``both_repeated`` is a part of one program that repeats
+both passes. The kinds that end in ``_graph`` replay the call as a CUDA graph.
 """
 
 

@@ -1,14 +1,17 @@
 """The benchmark ``jax``: ``cwy.jax`` next to other maps in JAX, and to ``cwy.ops`` in torch.
 
-The harness times torch functions. A function of JAX becomes one by a bridge without copies. It
-blocks until its result is ready, so a time on a GPU includes one synchronization per pass. Each
-pass is one jitted program. Peers run at highest precision, as ``cwy.jax`` does.
+JAX is timed by itself. Each pass is one program, compiled before. On a GPU calls in a row are
+dispatched without waiting, and the clock stops when the last result is ready. Peers run at highest
+precision, as ``cwy.jax`` does. The programs of a size compile side by side, each within a budget.
 """
 
 from __future__ import annotations
 
 import os
+import threading
+import time
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
@@ -17,9 +20,14 @@ from torch import Tensor
 
 from ... import ops
 from ...api import orthogonality_error
-from ..harness.entry import Case, Entry, gaussian
+from ..harness.entry import Case, Entry, Skipped, gaussian
 from . import Size, Suite
 from .rnn import Lengths, draw_states, off_kinks
+
+COMPILE_SECONDS = 75.0
+"""What the programs of an entry may take to compile. An entry that takes longer is skipped."""
+TINY = 1e-30
+"""The step from one repetition to the next. It changes no input, which the compiler cannot know."""
 
 
 def baseline(size: Size, device: str) -> str:
@@ -44,46 +52,131 @@ def _jax() -> Any:
     return jax
 
 
-class _Program:
-    """Wrap a function of JAX as a function of tensors, forward and backward."""
+class _Compilation:
+    """Compile a program in a thread of its own."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
-        jax = _jax()
-        self.value = jax.jit(function)
-        self.forward = jax.jit(lambda *arrays: jax.vjp(function, *arrays))
-        self.backward = jax.jit(lambda pull, cotangent: pull(cotangent))
+    def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        self._function = function
+        self._arguments = arguments
+        self._begin = time.monotonic()
+        self._error: Exception | None = None
+        self._compiled: Any = None
+        # Not a daemon: the process must not end during a compilation, which cannot be stopped.
+        self._thread = threading.Thread(target=self._compile)
+        self._thread.start()
 
-    def __call__(self, *tensors: Tensor) -> Tensor:
-        if torch.is_grad_enabled():
-            return _Bridge.apply(self, *tensors)
-        return _to_torch(self.value(*map(_to_jax, tensors)))
+    def _compile(self) -> None:
+        try:
+            self._compiled = _jax().jit(self._function).lower(*self._arguments).compile()
+        except Exception as error:
+            self._error = error
+
+    def result(self) -> Any:
+        """Wait for the compiled program."""
+        self._thread.join(max(0.0, self._begin + COMPILE_SECONDS - time.monotonic()))
+        if self._thread.is_alive():
+            raise Skipped(f"compiling it took more than {COMPILE_SECONDS:g} s")
+        if self._error is not None:
+            raise self._error
+        return self._compiled
 
 
-class _Bridge(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, program, *tensors):
-        out, ctx.pull = program.forward(*map(_to_jax, tensors))
-        ctx.program = program
-        return _to_torch(out)
+@dataclass(frozen=True)
+class _Shape:
+    """The shapes of inputs and of the result, and how often one program repeats both passes."""
 
-    @staticmethod
-    def backward(ctx, cotangent):
-        gradients = ctx.program.backward(ctx.pull, _to_jax(cotangent))
-        return None, *map(_to_torch, gradients)
+    inputs: tuple[Size, ...]
+    result: Size
+    repetitions: int
+
+
+class _Programs:
+    """The programs of a function of JAX, for inputs of given shapes."""
+
+    def __init__(self, function: Callable[..., Any], shape: _Shape, place: Any) -> None:
+        self.function = function
+        self.repetitions = shape.repetitions
+        described = [_described(one, place) for one in (*shape.inputs, shape.result)]
+        *inputs, result = described
+        self.forward = _Compilation(function, tuple(inputs))
+        self.both = _Compilation(self._both, (result, *inputs))
+        self.repeated = None
+        if shape.repetitions:
+            self.repeated = _Compilation(self._repeated, (result, *inputs))
+
+    def _both(self, cotangent: Any, *inputs: Any) -> Any:
+        return _jax().vjp(self.function, *inputs)[1](cotangent)
+
+    def _repeated(self, cotangent: Any, *inputs: Any) -> Any:
+        lax = _jax().lax
+
+        def once(_: Any, inputs: Any) -> Any:
+            # The barrier keeps the whole gradient from being simplified away.
+            gradients = lax.optimization_barrier(self._both(cotangent, *inputs))
+            return tuple(x + TINY * g for x, g in zip(inputs, gradients, strict=True))
+
+        return lax.fori_loop(0, self.repetitions, once, inputs)
+
+
+class _Passes:
+    """The compiled passes of a case, as the harness times them."""
+
+    def __init__(self, programs: _Programs, inputs: tuple[Tensor, ...]) -> None:
+        self._forward = programs.forward.result()
+        self._both = programs.both.result()
+        self.repetitions = programs.repetitions
+        self._repeated = None
+        if programs.repeated is not None:
+            self._repeated = programs.repeated.result()
+        self._inputs = tuple(map(_to_jax, inputs))
+        self._cotangent: Any = None
+        used = self._both.memory_analysis()
+        self.memory = used.temp_size_in_bytes + used.output_size_in_bytes
+
+    def receive(self, cotangent: Tensor) -> None:
+        self._cotangent = _to_jax(cotangent)
+
+    def forward(self) -> Any:
+        return self._forward(*self._inputs)
+
+    def both(self) -> Any:
+        return self._both(self._cotangent, *self._inputs)
+
+    def repeated(self) -> Any:
+        assert self._repeated is not None
+        return self._repeated(self._cotangent, *self._inputs)
+
+    def wait(self, result: Any) -> Any:
+        return _jax().block_until_ready(result)
+
+    def tensors(self, result: Any) -> tuple[Tensor, ...]:
+        arrays = _jax().tree.leaves(self.wait(result))
+        return tuple(map(torch.from_dlpack, arrays))
+
+
+def _described(shape: Size, place: Any) -> Any:
+    """Describe an array of float32 on a device."""
+    jax = _jax()
+    sharding = jax.sharding.SingleDeviceSharding(place)
+    return jax.ShapeDtypeStruct(shape, jax.numpy.float32, sharding=sharding)
+
+
+def _place(device: torch.device) -> Any:
+    """Return the device of JAX that is a device of torch."""
+    kind = "cpu"
+    if device.type == "cuda":
+        kind = "gpu"
+    return _jax().devices(kind)[device.index or 0]
 
 
 def _to_jax(x: Tensor) -> Any:
     return _jax().numpy.from_dlpack(x.detach().contiguous())
 
 
-def _to_torch(x: Any) -> Tensor:
-    return torch.from_dlpack(x.block_until_ready())
-
-
 def _why_not(dtype: torch.dtype, device: torch.device) -> str | None:
     """Return why JAX cannot take part, None if it can."""
     if dtype != torch.float32:
-        return "the bridge to JAX takes only float32"
+        return "the benchmark of JAX takes only float32"
     if device.type == "cuda" and not any(d.platform == "gpu" for d in _jax().devices()):
         return 'this JAX has no GPU: pip install "jax[cuda13]"'
     return None
@@ -93,24 +186,35 @@ def _entry(
     name: str,
     about: str,
     make: Callable[[], Callable[..., Any]],
+    shape: _Shape,
     inputs: Callable[[torch.dtype, torch.device], tuple[Tensor, ...]],
     truth: Callable[..., Tensor],
     group: Any = "peer",
     orthogonality: Callable[[Tensor], float] | None = orthogonality_error,
 ) -> Entry:
     """Time a function of JAX, which ``make`` returns."""
+    begun: list[_Programs] = []
+
+    def begin(dtype: torch.dtype, device: torch.device) -> None:
+        kept = shape
+        if device.type != "cuda":
+            # On a CPU a call takes no time to begin.
+            kept = replace(shape, repetitions=0)
+        begun.append(_Programs(make(), kept, _place(device)))
 
     def case(dtype: torch.dtype, device: torch.device) -> Case:
-        return Case(_Program(make()), inputs(dtype, device), truth, orthogonality)
+        if not begun:
+            begin(dtype, device)
+        given = inputs(dtype, device)
+        passes = _Passes(begun.pop(), given)
+        return Case(truth, given, truth, orthogonality, foreign=passes)
 
-    return Entry(name, about, case, group=group, package="jax", why_not=_why_not)
+    return Entry(name, about, case, group=group, package="jax", why_not=_why_not, begin=begin)
 
 
 def _matrices(size: Size) -> list[Entry]:
-    shape = size
-    if len(size) == 1:
-        shape = size * 2
-    n, m = shape
+    n = size[0]
+    m = size[-1]
     # The largest angle of a Gaussian skew matrix is then about 1.
     small = 0.5 / n**0.5
 
@@ -128,9 +232,18 @@ def _matrices(size: Size) -> list[Entry]:
     if m < n:
         kind, form = "tcwy", "tcwy_matrix"
     in_torch = getattr(ops, form)
+    shape = _Shape(((n, m),), (n, m), _repetitions(n))
     return [
         _floor(n, m),
-        _entry(f"{kind} jax", f"cwy.jax.{form}", partial(_ours, form), vectors, in_torch, "ours"),
+        _entry(
+            f"{kind} jax",
+            f"cwy.jax.{form}",
+            partial(_ours, form),
+            shape,
+            vectors,
+            in_torch,
+            "ours",
+        ),
         Entry(
             f"{kind} torch",
             f"cwy.ops.{form}",
@@ -144,6 +257,7 @@ def _matrices(size: Size) -> list[Entry]:
             "expm",
             "jax.scipy.linalg.expm of a skew matrix, its first M columns",
             partial(_expm, m),
+            shape,
             skew,
             lambda x: torch.matrix_exp(_skew(x))[:, :m],
         ),
@@ -151,6 +265,7 @@ def _matrices(size: Size) -> list[Entry]:
             "cayley solve",
             "jnp.linalg.solve(I + A/2, I - A/2) of a skew matrix, its first M columns",
             partial(_cayley, m),
+            shape,
             skew,
             partial(_torch_cayley, m),
         ),
@@ -158,6 +273,7 @@ def _matrices(size: Size) -> list[Entry]:
             "qr",
             "the Q of jnp.linalg.qr, of a well-conditioned matrix",
             _qr,
+            shape,
             well_conditioned,
             lambda x: torch.linalg.qr(x).Q,
         ),
@@ -173,7 +289,15 @@ def _floor(n: int, m: int) -> Entry:
         return left, gaussian(m, m, dtype=dtype, device=device)
 
     about = f"one product in JAX, {n} x {m} by {m} x {m}"
-    return _entry("matmul", about, make, inputs, torch.matmul, "floor", None)
+    shape = _Shape(((n, m), (m, m)), (n, m), _repetitions(n))
+    return _entry("matmul", about, make, shape, inputs, torch.matmul, "floor", None)
+
+
+def _repetitions(n: int) -> int:
+    """Return how often one program repeats both passes, so that it ends within seconds."""
+    if n <= 1024:
+        return 10
+    return 3
 
 
 def _ours(form: str) -> Callable[..., Any]:
@@ -246,11 +370,15 @@ def _recurrences(size: Size) -> list[Entry]:
         assert isinstance(states, Tensor)
         return states
 
+    states = (steps, batch, n)
+    # A recurrence repeats its steps already.
+    shape = _Shape((states, (batch, n), (n, n), (n,)), states, 0)
     return [
         _entry(
             "rollout jax",
             "cwy.jax.rollout(x, h0, Q, b, 'modrelu')",
             _rollout,
+            shape,
             inputs,
             in_torch,
             "ours",
@@ -267,6 +395,7 @@ def _recurrences(size: Size) -> list[Entry]:
             "lax.scan",
             "the same recurrence as a plain jax.lax.scan, differentiated by JAX",
             _plain_scan,
+            shape,
             inputs,
             in_torch,
             orthogonality=None,
