@@ -54,7 +54,7 @@ class Blocks(NamedTuple):
 
 
 class Panels(NamedTuple):
-    r"""Some transforms $I - W_k U_k^H$.
+    r"""Hold some transforms $I - W_k U_k^H$.
 
     Attributes:
         u: ``(count, *, N, size)``, the unit columns.
@@ -185,7 +185,7 @@ def _rescaled(w: Array, square: Array, axis: Axis) -> Array:
 
 
 class Joining(NamedTuple):
-    """How panels are joined, with the options of :func:`partial_products`."""
+    """Describe how panels are joined, with the options of :func:`partial_products`."""
 
     adjointly: bool
     careful: bool

@@ -14,11 +14,11 @@ Group = Literal["ours", "peer", "floor"]
 
 
 class Skipped(Exception):
-    """Raised by an entry that does not take part. The message has the reason."""
+    """Skip an entry that does not take part. The message has the reason."""
 
 
 class Foreign(Protocol):
-    """The passes of a case in another library, which runs them asynchronously.
+    """Hold the passes of a case in another library, which runs them asynchronously.
 
     Attributes:
         memory: bytes that forward and backward take beyond the inputs.
@@ -45,7 +45,7 @@ class Foreign(Protocol):
         ...
 
     def wait(self, result: Any) -> Any:
-        """Block until a result is ready, and return it."""
+        """Wait until a result is ready, and return it."""
         ...
 
     def tensors(self, result: Any) -> tuple[Tensor, ...]:

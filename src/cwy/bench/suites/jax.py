@@ -83,7 +83,7 @@ class _Compilation:
 
 @dataclass(frozen=True)
 class _Shape:
-    """The shapes of inputs and of the result, and how often one program repeats both passes."""
+    """Hold the shapes of a case, and how often one program repeats both passes."""
 
     inputs: tuple[Size, ...]
     result: Size
@@ -91,7 +91,7 @@ class _Shape:
 
 
 class _Programs:
-    """The programs of a function of JAX, for inputs of given shapes."""
+    """Hold the programs of a function of JAX, for inputs of given shapes."""
 
     def __init__(self, function: Callable[..., Any], shape: _Shape, place: Any) -> None:
         self.function = function
@@ -119,7 +119,7 @@ class _Programs:
 
 
 class _Passes:
-    """The compiled passes of a case, as the harness times them."""
+    """Hold the compiled passes of a case, as the harness times them."""
 
     def __init__(self, programs: _Programs, inputs: tuple[Tensor, ...]) -> None:
         self._forward = programs.forward.result()
