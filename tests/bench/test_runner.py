@@ -204,6 +204,9 @@ def test_peers_and_methods_choose_who_takes_part():
     assert names(methods="hr") == {"matmul", "hr"}
     some = names(methods="none", peers="geotorch , torch_householder")
     assert some == {"matmul", "geotorch expm", "geotorch cayley", "torch_householder"}
+    assert names(only="cwy,hr", skip="cwy L", methods="cwy,hr") == {"cwy", "hr"}
+    with pytest.raises(ValueError, match="--skip: no entry begins with 'cyw'"):
+        chosen(skip="cyw")
     packages = {
         e.package for size in ((16,), (16, 4)) for e in matrix.entries(size) if e.group == "peer"
     }

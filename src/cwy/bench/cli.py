@@ -91,6 +91,14 @@ def _timed(bench: Bench) -> Callable[..., None]:
                 show_default="all",
             ),
         ] = None,
+        skip: Annotated[
+            str | None,
+            typer.Option(
+                metavar="NAMES",
+                help="Entries to leave out, by the start of their names.",
+                show_default="none",
+            ),
+        ] = None,
         device: Device = "cpu",
         dtype: Dtype = "float32",
         repeats: Annotated[
@@ -119,6 +127,7 @@ def _timed(bench: Bench) -> Callable[..., None]:
             methods=methods,
             nonlinearity=nonlinearity,
             only=only,
+            skip=skip,
             device=device,
             dtype=dtype,
             quick=quick,

@@ -41,6 +41,7 @@ class Request:
     methods: str = "all"
     nonlinearity: str | None = None
     only: str | None = None
+    skip: str | None = None
     device: str = "cpu"
     dtype: str = "float32"
     quick: bool = False
@@ -80,13 +81,16 @@ def options(bench: Bench, request: Request) -> Options:
     methods = choose("--methods", request.methods, list(METHODS))
     nonlinearities = _nonlinearities(bench, request.nonlinearity)
     dtype = find_dtype(request.dtype)
-    beginnings = ("",)
+    known = [entry for size in sizes for entry in entries(size)]
+    beginnings: tuple[str, ...] = ("",)
     if request.only:
-        known = [entry for size in sizes for entry in entries(size)]
-        beginnings = _beginnings(request.only, known)
+        beginnings = _beginnings("--only", request.only, known)
+    skipped: tuple[str, ...] = ()
+    if request.skip:
+        skipped = _beginnings("--skip", request.skip, known)
 
     def wanted(entry: Entry) -> bool:
-        if not entry.name.startswith(beginnings):
+        if not entry.name.startswith(beginnings) or entry.name.startswith(skipped):
             return False
         if nonlinearities and entry.nonlinearity not in ("", *nonlinearities):
             return False
@@ -129,12 +133,12 @@ def _effort(bench: Bench, request: Request) -> Effort:
     return replace(effort, repeats=request.repeats)
 
 
-def _beginnings(only: str, entries: Sequence[Entry]) -> tuple[str, ...]:
-    """Read ``--only``: the beginnings of names, each of an entry."""
-    beginnings = tuple(part.strip() for part in only.split(","))
+def _beginnings(option: str, given: str, entries: Sequence[Entry]) -> tuple[str, ...]:
+    """Read ``--only`` or ``--skip``: the beginnings of names, each of an entry."""
+    beginnings = tuple(part.strip() for part in given.split(","))
     known = dict.fromkeys(entry.name.split(",")[0] for entry in entries)
     if not any(name.startswith(beginnings) for name in known):
-        raise ValueError(f"--only: no entry begins with {only!r}. {near(only, known)}")
+        raise ValueError(f"{option}: no entry begins with {given!r}. {near(given, known)}")
     return beginnings
 
 
