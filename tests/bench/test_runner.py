@@ -2,6 +2,7 @@
 
 import re
 import sys
+import time
 from dataclasses import replace
 from importlib.util import find_spec
 from subprocess import PIPE, Popen
@@ -173,6 +174,19 @@ def test_all_is_measured_and_written_though_nobody_reads_on(given, tmp_path):
     for name in BENCHES if given[0] == "all" else ["matrix"]:
         assert any(row.status == "ok" for row in read(tmp_path / "bench" / f"{name}.csv"))
     assert (tmp_path / "bench" / f"{given[0]}.png").exists()
+
+
+def test_a_killed_run_leaves_the_rows_of_complete_sizes(tmp_path):
+    file = tmp_path / "bench" / "matrix.csv"
+    given = ["matrix", "--methods", "cwy", "--peers", "none", "--sizes", "8,1024,2048,4096"]
+    with Popen([sys.executable, "-m", "cwy", "bench", *given], cwd=tmp_path, stdout=PIPE) as going:
+        end = time.monotonic() + 120
+        while not file.exists() and going.poll() is None and time.monotonic() < end:
+            time.sleep(0.05)
+        going.kill()
+    rows = read(file)
+    assert {row.entry for row in rows if row.size == "8"} == {"matmul", "cwy", "cwy L=N/4"}
+    assert all(row.status == "ok" for row in rows)
 
 
 def test_a_record_lies_among_the_records_without_a_picture(tmp_path):

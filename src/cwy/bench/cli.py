@@ -153,7 +153,11 @@ def _run(bench: Bench, request: Request, out: Path, record: str | None) -> None:
     with plainly(ValueError):
         chosen = runner.options(bench, request)
     folder = _folder(out, record)
-    found, stopped = runner.measure(chosen, console)
+    # A record is whole or not written.
+    growing = None
+    if record is None:
+        growing = folder
+    found, stopped = runner.measure(chosen, console, growing)
     written: list[Path] = []
     if found:
         with plainly(OSError, f"cannot write to {folder}: "):

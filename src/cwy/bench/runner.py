@@ -196,8 +196,16 @@ def near(name: str, known: Collection[str]) -> str:
     return sentences(did_you_mean(name, known, cutoff=0.6), f"Known: {', '.join(known)}.")
 
 
-def measure(chosen: Options, console: Console) -> tuple[list[Measurement], bool]:
+def measure(
+    chosen: Options, console: Console, folder: Path | None = None
+) -> tuple[list[Measurement], bool]:
     """Measure a benchmark.
+
+    Args:
+        chosen: the options.
+        console: shows the progress.
+        folder: where the rows are written after each size. A process that is killed then loses
+            the rows of one size. None writes none.
 
     Returns:
         The measurements, and whether it was stopped before the end. Then they are those that were
@@ -218,12 +226,17 @@ def measure(chosen: Options, console: Console) -> tuple[list[Measurement], bool]
         effort=chosen.effort,
     )
     found: list[Measurement] = []
+    saved = 0
     bar = _progress(console)
     try:
         with bar:
             task = bar.add_task("", total=len(chosen.sizes))
 
             def watch(size: Size, what: str, part: float) -> None:
+                nonlocal saved
+                if folder is not None and len(found) > saved:
+                    rows.write(found, _rows_file(chosen, folder))
+                    saved = len(found)
                 done = chosen.sizes.index(size) + part
                 text = f"{show_size(size):>10}  {what:32}"
                 changed = text != bar.tasks[task].description
@@ -270,7 +283,7 @@ def _set_threads(chosen: Options, console: Console) -> None:
 def write(chosen: Options, found: list[Measurement], folder: Path) -> list[Path]:
     """Write the rows as CSV and a picture of each form of size, and return the files."""
     bench = chosen.bench
-    written = [folder / f"{bench.name}.csv"]
+    written = [_rows_file(chosen, folder)]
     rows.write(found, written[0])
     for panel in rows.panels(bench, found):
         suffix = ""
@@ -281,6 +294,10 @@ def write(chosen: Options, found: list[Measurement], folder: Path) -> list[Path]
         figures.draw(panel, bench.about.rstrip("."), base, path, bench.means)
         written.append(path)
     return written
+
+
+def _rows_file(chosen: Options, folder: Path) -> Path:
+    return folder / f"{chosen.bench.name}.csv"
 
 
 def record(found: list[Measurement], folder: Path) -> list[Path]:
