@@ -81,13 +81,12 @@ def options(bench: Bench, request: Request) -> Options:
     methods = choose("--methods", request.methods, list(METHODS))
     nonlinearities = _nonlinearities(bench, request.nonlinearity)
     dtype = find_dtype(request.dtype)
-    known = [entry for size in sizes for entry in entries(size)]
     beginnings: tuple[str, ...] = ("",)
     if request.only:
-        beginnings = _beginnings("--only", request.only, known)
+        beginnings = _beginnings("--only", request.only, sizes, entries)
     skipped: tuple[str, ...] = ()
     if request.skip:
-        skipped = _beginnings("--skip", request.skip, known)
+        skipped = _beginnings("--skip", request.skip, sizes, entries)
 
     def wanted(entry: Entry) -> bool:
         if not entry.name.startswith(beginnings) or entry.name.startswith(skipped):
@@ -133,10 +132,16 @@ def _effort(bench: Bench, request: Request) -> Effort:
     return replace(effort, repeats=request.repeats)
 
 
-def _beginnings(option: str, given: str, entries: Sequence[Entry]) -> tuple[str, ...]:
+def _beginnings(
+    option: str,
+    given: str,
+    sizes: Sequence[Size],
+    entries: Callable[[Size], Sequence[Entry]],
+) -> tuple[str, ...]:
     """Read ``--only`` or ``--skip``: the beginnings of names, each of an entry."""
     beginnings = tuple(part.strip() for part in given.split(","))
-    known = dict.fromkeys(entry.name.split(",")[0] for entry in entries)
+    every = [entry for size in sizes for entry in entries(size)]
+    known = dict.fromkeys(entry.name.split(",")[0] for entry in every)
     if not any(name.startswith(beginnings) for name in known):
         raise ValueError(f"{option}: no entry begins with {given!r}. {near(given, known)}")
     return beginnings
