@@ -478,8 +478,14 @@ def test_a_sweep_tunes_on_validation_pairs_and_tests_the_best_epoch(pairs, tmp_p
     over = replace(place, end=0.0)
     later = replace(final, folder="later")
     assert "the time was over" in next(train([later], over, processes=1))
-    lines = [json.loads(line) for line in sweep.lines(tmp_path, [final, wild_run, later])]
-    assert [line["status"] for line in lines] == ["finished", "diverged", "not finished"]
+    every = [final, wild_run, later]
+    lines = sweeps.lines(tmp_path, every)
+    statuses = [json.loads(line)["status"] for line in lines]
+    assert statuses == ["finished", "diverged", "not finished"]
+    again = tmp_path / "again"
+    sweeps.restore(again, lines)
+    assert sweeps.lines(again, every) == lines
+    assert "diverged before" in next(train([wild_run], replace(place, out=again), processes=1))
 
 
 def test_every_network_of_the_sweep_has_settings_that_exist():

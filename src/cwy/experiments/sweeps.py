@@ -6,14 +6,18 @@ import gc
 import json
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-KEPT = ("config.json", "metrics.jsonl", "record.json", "diverged.txt")
+from .._provenance import commit
+
+DIVERGED = "diverged.txt"
+"""The file of a run that diverged."""
+KEPT = ("config.json", "metrics.jsonl", "record.json", DIVERGED)
 """The files of a run that are kept. Its weights are large."""
 
 
@@ -59,10 +63,45 @@ def read(out: Path, run: Planned) -> dict[str, Any] | None:
     return json.loads(record.read_text())
 
 
+def lines(out: Path, runs: Iterable[Planned]) -> list[str]:
+    """Return a line of JSON for each run: its settings, and its record if it has finished."""
+    made = []
+    for run in runs:
+        record = read(out, run)
+        line: dict[str, Any] = {"run": run.folder, "status": "not finished"}
+        if record is not None:
+            line["status"] = "finished"
+            line |= record
+        else:
+            line["method"] = run.method
+            line["settings"] = list(run.settings)
+            line["commit"] = commit()
+            if (out / run.folder / DIVERGED).is_file():
+                line["status"] = "diverged"
+        made.append(json.dumps(line))
+    return made
+
+
+def restore(out: Path, known: Iterable[str]) -> None:
+    """Write the records that :func:`lines` returned, so that their runs are not trained again."""
+    for text in known:
+        record = json.loads(text)
+        folder = out / record.pop("run")
+        status = record.pop("status")
+        if status == "not finished":
+            continue
+        folder.mkdir(parents=True, exist_ok=True)
+        if status == "finished":
+            (folder / "record.json").write_text(json.dumps(record, indent=2) + "\n")
+        else:
+            (folder / DIVERGED).write_text("as in an earlier sweep\n")
+
+
 def train(runs: Sequence[Planned], place: Place, processes: int) -> Iterator[str]:
     """Train runs, several at a time. Yield a line about each when it ends.
 
-    A run that diverges or fails does not stop the others. A finished run is not trained again.
+    A run that diverges or fails does not stop the others. A run that finished or diverged before
+    is not trained again.
     """
     begin = time.time()
     # A forked process cannot use CUDA.
@@ -90,6 +129,8 @@ def _train(run: Planned, place: Place) -> str:
 
     if read(place.out, run) is not None:
         return "was finished"
+    if (place.out / run.folder / DIVERGED).is_file():
+        return "diverged before"
     if time.time() > place.end:
         return "not started, the time was over"
     folder = place.out / run.folder

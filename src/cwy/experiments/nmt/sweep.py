@@ -12,7 +12,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import time
 from collections.abc import Iterable, Sequence
@@ -23,7 +22,7 @@ from typing import Any
 import torch
 
 from ..engine.config import choose
-from ..sweeps import Place, Planned, read, train
+from ..sweeps import Place, Planned, lines, read, restore, train
 
 SEEDS = (0, 1, 2)
 POINTS = 10
@@ -240,24 +239,6 @@ def timings(networks: Iterable[Network], points: dict[str, int]) -> list[Planned
     ]
 
 
-def lines(out: Path, runs: Iterable[Planned]) -> list[str]:
-    """Return a line of JSON for each run: its settings and what it reached."""
-    made = []
-    for run in runs:
-        record = read(out, run)
-        line: dict[str, Any] = {"run": run.folder, "status": "not finished"}
-        if (out / run.folder / "diverged.txt").is_file():
-            line["status"] = "diverged"
-        if record is not None:
-            line["status"] = "finished"
-            line |= record
-        else:
-            line["method"] = run.method
-            line["settings"] = list(run.settings)
-        made.append(json.dumps(line))
-    return made
-
-
 def planned(
     stage: str, out: Path, networks: Sequence[Network], seeds: Sequence[int], names: Sequence[str]
 ) -> list[Planned]:
@@ -306,7 +287,12 @@ def main() -> None:
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--rescues", default="small-warm-clip,all", help="for best-rate")
     parser.add_argument("--set", action="append", default=[], help="key=value, for every run")
+    parser.add_argument(
+        "--known", type=Path, action="append", default=[], help="lines of an earlier sweep"
+    )
     given = parser.parse_args()
+    for path in given.known:
+        restore(given.out, path.read_text().splitlines())
     networks = select(given.networks)
     seeds = [int(seed) for seed in given.seeds.split(",")]
     runs = [
