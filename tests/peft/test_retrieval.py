@@ -2,7 +2,8 @@
 
 import json
 import random
-import time
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from transformers import BertConfig, BertModel
 
 from cwy import cudagraph
 from cwy.experiments.data import DataError
+from cwy.experiments.data.sets import TATOEBA
 from cwy.experiments.engine import task
 from cwy.experiments.retrieval import encoder, half, sentences, sweep, tokens, weights
 from cwy.experiments.retrieval.recipes import METHODS
@@ -227,11 +229,27 @@ def test_the_sweep_gives_every_method_one_budget(tmp_path):
     assert seeds == sorted(seeds)
 
 
-def test_a_sweep_ends_in_time(tmp_path, capsys):
-    run = sweep.trials(["lora"])[0]
-    begin = time.monotonic()
-    sweep.Sweep(tmp_path, ["--set", "weights=none"], seconds=0.5).train([run], 1)
-    assert "stopped, the time was over" in capsys.readouterr().out
-    sweep.Sweep(tmp_path, [], seconds=-1).train([run], 1)
-    assert "not started, the time was over" in capsys.readouterr().out
-    assert time.monotonic() - begin < 5
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not (TATOEBA.folder() / TATOEBA.files[0].name).exists(), reason="Tatoeba is not in CWY_DATA"
+)
+def test_a_sweep_times_tunes_and_trains(folder, tmp_path, monkeypatch):
+    (tmp_path / "cache" / "cwy").mkdir(parents=True)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    out = tmp_path / "sweep"
+    done = subprocess.run(
+        [sys.executable, "-m", "cwy.experiments.retrieval.sweep", str(out), "--methods", "cwy"]
+        + [f"--set={text}" for text in (f"weights={folder}", "iterations=2", "evaluate_every=2")]
+        + ["--set=batch_size=4", "--set=length=8"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    counts = [len(list((out / part).glob("*/record.json"))) for part in ("timing", "tuning")]
+    assert counts == [1, 5 + 1]
+    finals = [json.loads(file.read_text()) for file in out.glob("retrieval/*/record.json")]
+    assert sorted(record["seed"] for record in finals) == [0, 1, 2]
+    (rate,) = {record["config"]["lr"] for record in finals}
+    assert rate == sweep.best_rate(out, "cwy")
+    assert (out / "summary.txt").read_text() in done.stdout
+    assert not list(out.rglob("*.safetensors"))

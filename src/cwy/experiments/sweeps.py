@@ -7,7 +7,7 @@ import json
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
@@ -15,9 +15,11 @@ from typing import Any
 
 from .._provenance import commit
 
+RECORD = "record.json"
+"""The file of a run that finished."""
 DIVERGED = "diverged.txt"
 """The file of a run that diverged."""
-KEPT = ("config.json", "metrics.jsonl", "record.json", DIVERGED)
+KEPT = ("config.json", "metrics.jsonl", RECORD, DIVERGED)
 """The files of a run that are kept. Its weights are large."""
 
 
@@ -57,7 +59,7 @@ class Place:
 
 def read(out: Path, run: Planned) -> dict[str, Any] | None:
     """Return the record of a run, or None if it has not finished."""
-    record = out / run.folder / "record.json"
+    record = out / run.folder / RECORD
     if not record.is_file():
         return None
     return json.loads(record.read_text())
@@ -92,7 +94,7 @@ def restore(out: Path, known: Iterable[str]) -> None:
             continue
         folder.mkdir(parents=True, exist_ok=True)
         if status == "finished":
-            (folder / "record.json").write_text(json.dumps(record, indent=2) + "\n")
+            (folder / RECORD).write_text(json.dumps(record, indent=2) + "\n")
         else:
             (folder / DIVERGED).write_text("as in an earlier sweep\n")
 
@@ -110,7 +112,16 @@ def train(runs: Sequence[Planned], place: Place, processes: int) -> Iterator[str
         waiting = {pool.submit(_train, run, place): run for run in runs}
         for done in as_completed(waiting):
             run = waiting[done]
-            yield f"{time.time() - begin:6.0f} s  {run.folder}: {done.result()}"
+            yield f"{time.time() - begin:6.0f} s  {run.folder}: {_status(done)}"
+
+
+def _status(done: Future[str]) -> str:
+    """Return how a run ended. An error of its process does not stop the sweep."""
+    try:
+        return done.result()
+    except Exception as error:
+        reason = str(error).strip().partition("\n")[0]
+        return f"failed: {type(error).__name__}: {reason}"
 
 
 def _use_one_thread() -> None:
