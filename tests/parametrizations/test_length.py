@@ -11,7 +11,8 @@ from torch import nn
 
 import cwy
 from cwy.experiments.nmt.cells import Encoder, cell
-from cwy.experiments.recurrent import Recurrent, RecurrentConfig
+from cwy.experiments.nmt.recipes import NmtConfig
+from cwy.experiments.recurrent import Recurrent
 from cwy.experiments.video.model import Predictor
 from cwy.parametrizations.reflections import matched_length
 
@@ -147,7 +148,7 @@ def test_recurrent_layers_pass_it_on():
 
 def test_the_experiments_keep_the_old_lengths():
     """The paper's learning rates and the committed records belong to unit vectors from a matrix."""
-    config = RecurrentConfig(hidden_size=8, init="haar")
+    config = NmtConfig(hidden_size=8, init="haar")
     models = [
         Recurrent("cwy", config, 3, 2, last=True, symbols=False, dtype=torch.float64),
         Encoder("cwy", config, 3, torch.float64),

@@ -86,7 +86,7 @@ def is_plain_eager(*tensors: Tensor | None) -> bool:
     if transform_is_active() or dispatch_mode_count() > 0 or forward_mode_is_active():
         return False
     for x in tensors:
-        if x is not None and (type(x) not in _PLAIN or not has_storage(x)):
+        if x is not None and (type(x) not in _PLAIN or x.is_nested or not has_storage(x)):
             return False
     return True
 
