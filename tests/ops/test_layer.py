@@ -78,13 +78,26 @@ def test_one_result_may_be_unused():
         torch.testing.assert_close(ours, slopes([in_parts(given, signs, "tanh")[used]], given))
 
 
-def test_only_what_needs_a_gradient_gets_one():
+@pytest.mark.parametrize("frozen", ["x", "v", "weight"])
+def test_only_what_needs_a_gradient_gets_one(frozen):
     given, signs = tensors()
-    given["x"].requires_grad_(False)
+    given[frozen].requires_grad_(False)
     states, _ = whole(given, signs, "relu")
     states.sum().backward()
-    assert given["x"].grad is None
-    assert given["v"].grad is not None
+    assert {name for name, tensor in given.items() if tensor.grad is None} == {frozen}
+
+
+@pytest.mark.parametrize("device", ["cpu", GPU])
+def test_a_loss_that_is_kept_holds_no_matrix(device):
+    given, signs = tensors(dtype=torch.float32, device=device)
+    states, _ = whole(given, signs, "modrelu")
+    states.sum().backward()
+    node = states.grad_fn
+    held = [*vars(node).values()]
+    held += [cell.cell_contents for cell in node.pull_back.__closure__]
+    assert not any(isinstance(one, torch.Tensor) for one in held)
+    with pytest.raises(RuntimeError, match="freed"):
+        _ = node.saved_tensors
 
 
 @pytest.mark.parametrize("device", ["cpu", GPU])

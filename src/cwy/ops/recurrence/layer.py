@@ -6,7 +6,7 @@ longer for them than the kernels run.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import cast
 
@@ -43,10 +43,6 @@ class Plan:
     f: Nonlinearity
     sizes: list[int]
     mapped: torch.dtype
-
-
-_PLANS: dict[Hashable, Plan | None] = {}
-_MOST_PLANS = 4096
 
 
 def whole_layer(
@@ -90,18 +86,19 @@ def whole_layer(
             signature.append(None)
         else:
             signature += (tensor.shape, tensor.dtype, tensor.device)
-    key = tuple(signature)
-    if key not in _PLANS:
-        if len(_PLANS) >= _MOST_PLANS:
-            _PLANS.clear()
-        _PLANS[key] = _find_plan(x, h0, v, signs, weight, bias, nonlinearity, mapped)
-    plan = _PLANS.get(key)
-    if plan is None:
-        return None
-    return _apply(x, h0, v, signs, weight, bias, plan)
+    key = ("whole layer", *signature)
+    call = dispatch.planned(key)
+    if call is None:
+        call = _find_call(x, h0, v, signs, weight, bias, nonlinearity, mapped)
+        dispatch.keep_plan(key, call)
+    return call(*given)
 
 
-def _find_plan(
+def _in_parts(*given: Tensor | None) -> None:
+    """Serve no layer of this signature."""
+
+
+def _find_call(
     x: Tensor,
     h0: Tensor,
     v: Tensor,
@@ -110,25 +107,26 @@ def _find_plan(
     bias: Tensor | None,
     nonlinearity: str,
     mapped: torch.dtype,
-) -> Plan | None:
-    """Return the plan of a layer, or None if it must be computed in parts."""
+) -> Callable[..., tuple[Tensor, Tensor] | None]:
+    """Return what computes layers of this signature, or :func:`_in_parts`."""
     dtype = h0.dtype
     if dtype not in (torch.float32, torch.float64) or x.dtype not in (dtype, mapped):
-        return None
+        return _in_parts
     for tensor in (v, signs, weight, bias):
         if tensor is not None and (tensor.dtype != dtype or tensor.device != x.device):
-            return None
+            return _in_parts
     steps, batch, _ = x.shape
     n, reflections = v.shape
     device = x.device
     if factors_are_cheaper(n, reflections, steps * batch, device.type, dtype, device.index):
-        return None
+        return _in_parts
     request = Request(n, batch, steps, dtype, device.type, nonlinearity, index=device.index)
     module = dispatch.choose("rollout", "auto", request)
     loops = getattr(module, "loops", None)
     if loops is None:
-        return None
-    return Plan(loops, named(nonlinearity, v), [batch] * steps, mapped)
+        return _in_parts
+    plan = Plan(loops, named(nonlinearity, v), [batch] * steps, mapped)
+    return lambda *given: _apply(*given, plan)
 
 
 class _Layer(Function):
@@ -136,7 +134,7 @@ class _Layer(Function):
     def forward(ctx, x, h0, v, signs, weight, bias, plan):
         found = matrix_and_pull_back(v, signs)
         assert found is not None
-        q, ctx.pull_back = found
+        q, back = found
         rows = x.flatten(0, 1).to(plan.mapped)
         factor = weight.to(plan.mapped)
         inputs = linear(rows, factor)
@@ -147,8 +145,9 @@ class _Layer(Function):
         cell = Cell(Formed(q), plan.f, bias)
         with exactly(plan.loops, h0.device.type):
             last = plan.loops.run(cell, plan.sizes, inputs, h0, states=states.flatten(0, 1), z=z)
-        ctx.save_for_backward(x, h0, weight, bias, states, z, rows, factor, v, signs)
-        ctx.transition = cell.transition
+        kept = (x, h0, weight, bias, states, z, rows, factor, v, signs, q)
+        ctx.save_for_backward(*kept, *back.kept)
+        ctx.pull_back = back.function
         ctx.plan = plan
         ctx.set_materialize_grads(False)
         return states, last
@@ -157,7 +156,7 @@ class _Layer(Function):
     def backward(ctx, grad_states, grad_last):
         if grad_states is None and grad_last is None:
             return (None,) * 7
-        x, h0, weight, bias, states, z, rows, factor, *_ = saved_by(ctx)
+        x, h0, weight, bias, states, z, rows, factor, _, _, q, *kept = saved_by(ctx)
         plan = ctx.plan
         if torch.is_grad_enabled() or not dispatch.is_plain_eager(grad_states, grad_last):
             return _differentiate_parts(ctx, grad_states, grad_last)
@@ -169,15 +168,19 @@ class _Layer(Function):
         if grad_states is not None:
             grad_states = grad_states.flatten(0, 1)
         chunk = Chunk(plan.sizes, grad_states, deltas, states.flatten(0, 1), z, rounded)
-        cell = Cell(ctx.transition, plan.f, bias)
+        cell = Cell(Formed(q), plan.f, bias)
         with exactly(plan.loops, h0.device.type):
             found = plan.loops.adjoint(cell, chunk, before=h0, carry=h0[:0], grad_last=grad_last)
         (dq,) = found.transition
-        dv = ctx.pull_back(dq)
         dx = None
         if ctx.needs_input_grad[0]:
             dx = (of_inputs @ factor).view(x.shape).to(x.dtype)
-        dweight = (of_inputs.mT @ rows).to(weight.dtype)
+        dv = None
+        if ctx.needs_input_grad[2]:
+            dv = ctx.pull_back(dq, *kept)
+        dweight = None
+        if ctx.needs_input_grad[4]:
+            dweight = (of_inputs.mT @ rows).to(weight.dtype)
         return dx, found.carry, dv, None, dweight, found.bias, None
 
 
@@ -188,7 +191,7 @@ def _differentiate_parts(
     ctx, grad_states: Tensor | None, grad_last: Tensor | None
 ) -> tuple[Tensor | None, ...]:
     """Compute the gradients through the layer in parts, which have second derivatives."""
-    x, h0, weight, bias, *_, v, signs = saved_by(ctx)
+    x, h0, weight, bias, _, _, _, _, v, signs, *_ = saved_by(ctx)
     plan = ctx.plan
     device = x.device.type
     create_graph = torch.is_grad_enabled()

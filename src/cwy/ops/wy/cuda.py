@@ -24,6 +24,7 @@ from .analytic import FactorGradients, MultiplyGradients, Saved
 from .blocked import sign_rows_
 from .composite import sign_columns
 from .fused import Factors
+from .passes import Backward
 from .tiers import Tier, Way
 
 dispatch.forget_plans()
@@ -421,13 +422,13 @@ def planned(
 
 def planned_passes(
     v: Tensor, signs: Tensor, wanted: fused.Result
-) -> Callable[[Tensor, Tensor], tuple[Tensor, Callable[[Tensor], Tensor]]] | None:
+) -> Callable[[Tensor, Tensor], tuple[Tensor, Backward]] | None:
     """Return a call as :func:`planned`, whose result comes with its backward pass."""
     if not _takes_one_launch(v, signs, wanted):
         return None
     device = v.get_device()
 
-    def call(v: Tensor, signs: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    def call(v: Tensor, signs: Tensor) -> tuple[Tensor, Backward]:
         plan = fused.plan(v.shape, wanted, device)
         signs = signs.contiguous()
         kept, result = fused.packed_forward(plan, v.contiguous(), signs)
@@ -435,10 +436,10 @@ def planned_passes(
         if plan.forward.full_rank:
             q = result
 
-        def pull_back(gradient: Tensor) -> Tensor:
+        def pull_back(gradient: Tensor, kept: Tensor, q: Tensor | None, signs: Tensor) -> Tensor:
             return fused.packed_gradient(plan, kept, gradient, q, signs)
 
-        return result, pull_back
+        return result, Backward(pull_back, (kept, q, signs))
 
     return call
 

@@ -12,6 +12,7 @@ from ..._torch import dispatch_mode_count, has_storage
 from .. import dispatch
 from .._precision import full_precision
 from ..checks import check_tensor, sign_error, wrong_sign
+from .passes import Backward
 
 
 class WY(NamedTuple):
@@ -85,10 +86,6 @@ def _rounded(q: Tensor, v: Tensor, signs: Tensor | None) -> Tensor:
     if signs is None:
         return q.to(v.dtype)
     return q.to(torch.promote_types(v.dtype, signs.dtype))
-
-
-PullBack = Callable[[Tensor], Tensor]
-"""A backward pass: it takes the gradient of a result and returns that of the vectors."""
 
 
 def _signature(call: str, v: Tensor, signs: Tensor | None, backend: str) -> Hashable:
@@ -226,7 +223,7 @@ def tcwy_matrix(v: Tensor, *, signs: Tensor | None = None, backend: str = "auto"
 
 def matrix_and_pull_back(
     v: Tensor, signs: Tensor, *, truncated: bool = False
-) -> tuple[Tensor, PullBack] | None:
+) -> tuple[Tensor, Backward] | None:
     """Compute :func:`cwy_matrix` or :func:`tcwy_matrix` without a graph, and its backward pass.
 
     Callers that have a graph of their own save the time of a second one.
@@ -265,13 +262,13 @@ def matrix_and_pull_back(
             result, *kept = module.forward_matrix(v, signs)
             kept = [result, *kept]
 
-    def pull_back(gradient: Tensor) -> Tensor:
+    def pull_back(gradient: Tensor, *kept: Tensor) -> Tensor:
         with torch.no_grad(), full_precision(device):
             if truncated:
-                return module.backward_truncated(gradient, *kept, signs)
-            return module.backward_matrix(gradient, *kept, signs)
+                return module.backward_truncated(gradient, *kept)
+            return module.backward_matrix(gradient, *kept)
 
-    return result, pull_back
+    return result, Backward(pull_back, (*kept, signs))
 
 
 def cwy_multiply(
