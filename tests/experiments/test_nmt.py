@@ -4,11 +4,15 @@ reporting.
 
 import hashlib
 import json
+import shutil
 import signal
+import threading
+import time
 import zipfile
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from matplotlib.image import imread
@@ -88,7 +92,8 @@ def test_a_file_is_split_once_and_for_all(tmp_path):
     # What a rate is chosen on is a part of the training pairs.
     chosen = corpus_of(validation=0.25)
     assert set(chosen.train) | set(chosen.held_out) == set(corpus.train)
-    assert (len(chosen.held_out), "test" in chosen.facts) == (20, False)
+    assert (len(chosen.held_out), chosen.facts["validation"], chosen.facts["test"]) == (20, 20, 20)
+    assert chosen.test == corpus.test == corpus.held_out
     assert corpus_of(columns="1-2").train == [(target, source) for source, target in corpus.train]
 
 
@@ -488,6 +493,33 @@ def test_a_sweep_tunes_on_validation_pairs_and_tests_the_best_epoch(pairs, tmp_p
     assert "diverged before" in next(train([wild_run], replace(place, out=again), processes=1))
 
 
+def test_a_sweep_outlives_a_process_that_dies(pairs, tmp_path):
+    settings = (f"file={pairs}", *TINY, "validation=0.1", "final_test=false")
+    runs = [Planned(f"run{seed}", "nmt/paper", "rnn", seed, settings) for seed in range(3)]
+    endless = replace(runs[0], folder="endless", settings=(*settings, "epochs=100000"))
+    log = tmp_path / "endless.log"
+
+    def kill():
+        """Kill the process of the endless run whenever it has begun."""
+        for _ in range(sweeps.ATTEMPTS):
+            while not (log.exists() and (tmp_path / "endless" / "config.json").exists()):
+                time.sleep(0.05)
+            parent = psutil.Process()
+            busy = max(parent.children(), key=lambda child: sum(child.cpu_times()[:2]))
+            shutil.rmtree(tmp_path / "endless")
+            busy.kill()
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    ended = train([endless, *runs], Place(tmp_path), processes=1)
+    statuses = [line.partition(" s  ")[2] for line in ended]
+    killer.join()
+    assert sorted(statuses) == [
+        "endless: failed: its process died",
+        *(f"run{seed}: finished" for seed in range(3)),
+    ]
+
+
 def test_every_network_of_the_sweep_has_settings_that_exist():
     points = {network.name: 0 for network in sweep.NETWORKS}
     every = [
@@ -499,7 +531,11 @@ def test_every_network_of_the_sweep_has_settings_that_exist():
     assert len({one.folder for one in every}) == len(every)
     for one in every:
         task.settings(one.what, one.method, one.seed, one.settings)
-    assert sweep.select("baselines,cwy-64-abs")[-1].like == "cwy-128-abs"
+    assert sweep.select("lstm,baselines,cwy-64-abs")[-1].like == "cwy-128-abs"
+    assert len(sweep.select("lstm,baselines")) == len(sweep.BASELINES)
+    for name in ("tuning/", "rate/", "time/"):
+        chosen = [one for one in every if one.folder.startswith(name)]
+        assert all("final_test=false" in one.settings for one in chosen)
     with pytest.raises(ConfigError, match="unknown network 'lsmt'"):
         sweep.select("lsmt")
 

@@ -6,8 +6,10 @@ import gc
 import json
 import shutil
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
@@ -19,6 +21,8 @@ RECORD = "record.json"
 """The file of a run that finished."""
 DIVERGED = "diverged.txt"
 """The file of a run that diverged."""
+ATTEMPTS = 2
+"""How often a run is begun if its process dies."""
 KEPT = ("config.json", "metrics.jsonl", RECORD, DIVERGED)
 """The files of a run that are kept. Its weights are large."""
 
@@ -103,25 +107,48 @@ def train(runs: Sequence[Planned], place: Place, processes: int) -> Iterator[str
     """Train runs, several at a time. Yield a line about each when it ends.
 
     A run that diverges or fails does not stop the others. A run that finished or diverged before
-    is not trained again.
+    is not trained again. If a process dies, the runs that it leaves are tried once more.
     """
     begin = time.time()
-    # A forked process cannot use CUDA.
-    context = get_context("spawn")
-    with ProcessPoolExecutor(processes, mp_context=context, initializer=_use_one_thread) as pool:
-        waiting = {pool.submit(_train, run, place): run for run in runs}
-        for done in as_completed(waiting):
-            run = waiting[done]
-            yield f"{time.time() - begin:6.0f} s  {run.folder}: {_status(done)}"
+    attempts: Counter[Planned] = Counter()
+    left = list(runs)
+    while left:
+        died = []
+        # A forked process cannot use CUDA.
+        pool = ProcessPoolExecutor(
+            processes, mp_context=get_context("spawn"), initializer=_use_one_thread
+        )
+        with pool:
+            waiting = {pool.submit(_train, run, place): run for run in left}
+            for done in as_completed(waiting):
+                run = waiting[done]
+                if isinstance(done.exception(), BrokenProcessPool):
+                    died.append(run)
+                else:
+                    yield f"{time.time() - begin:6.0f} s  {run.folder}: {_status(done)}"
+        left = []
+        # A process that dies takes the whole pool with it. Most of these runs had not begun.
+        for run in died:
+            if _log(place.out, run).exists():
+                attempts[run] += 1
+        for run in died:
+            if attempts[run] < ATTEMPTS and any(attempts[one] for one in died):
+                left.append(run)
+            else:
+                yield f"{time.time() - begin:6.0f} s  {run.folder}: failed: its process died"
 
 
 def _status(done: Future[str]) -> str:
-    """Return how a run ended. An error of its process does not stop the sweep."""
-    try:
+    """Return how a run ended."""
+    error = done.exception()
+    if error is None:
         return done.result()
-    except Exception as error:
-        reason = str(error).strip().partition("\n")[0]
-        return f"failed: {type(error).__name__}: {reason}"
+    reason = str(error).strip().partition("\n")[0]
+    return f"failed: {type(error).__name__}: {reason}"
+
+
+def _log(out: Path, run: Planned) -> Path:
+    return out / f"{run.folder}.log"
 
 
 def _use_one_thread() -> None:
@@ -145,6 +172,8 @@ def _train(run: Planned, place: Place) -> str:
     if time.time() > place.end:
         return "not started, the time was over"
     folder = place.out / run.folder
+    # What a run that was killed left behind.
+    shutil.rmtree(folder, ignore_errors=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
     request = runner.Sweep(
         run.what,
@@ -155,22 +184,23 @@ def _train(run: Planned, place: Place) -> str:
         precision=place.precision,
         out=folder,
     )
-    with folder.with_name(f"{folder.name}.log").open("w", encoding="utf-8") as log:
-        try:
+    try:
+        with _log(place.out, run).open("w", encoding="utf-8") as log:
             runner.train(request, Console(file=log), Stop())
-            status = "finished"
-        except Diverged as error:
-            status = f"diverged: {error}"
-        except runner.RunError as error:
-            status = f"failed: {error}"
-    if folder.is_dir():
-        drop_weights(folder)
-    _free_memory()
-    return status
+        return "finished"
+    except Diverged as error:
+        return f"diverged: {error}"
+    except runner.RunError as error:
+        return f"failed: {error}"
+    finally:
+        _drop_weights(folder)
+        _free_memory()
 
 
-def drop_weights(folder: Path) -> None:
+def _drop_weights(folder: Path) -> None:
     """Remove what is large, and keep the settings, the log and the record."""
+    if not folder.is_dir():
+        return
     for path in folder.iterdir():
         if path.is_dir():
             shutil.rmtree(path)

@@ -116,7 +116,7 @@ def _corpus(content: bytes, name: str, wanted: _Wanted) -> Corpus:
     random.Random(wanted.seed).shuffle(distinct)  # noqa: S311
     chosen = distinct[: wanted.pairs]
     split = _split(chosen, wanted.validation)
-    if not split.held_out or not split.train:
+    if not split.held_out or not split.train or not split.test:
         raise DataError(
             f"{name} has too few different pairs, {len(chosen)}, "
             "to train on some and to hold out others."
@@ -125,17 +125,17 @@ def _corpus(content: bytes, name: str, wanted: _Wanted) -> Corpus:
         source=Vocabulary.of(_sources(split.train), wanted.min_count),
         target=Vocabulary.of(_targets(split.train), wanted.min_count),
     )
-    part = "test"
+    counts = {"train": len(split.train)}
     if wanted.validation is not None:
-        part = "validation"
+        counts["validation"] = len(split.held_out)
+    counts["test"] = len(split.test)
     facts = {
         "file": name,
         "sha256": hashlib.sha256(content).hexdigest(),
         "pairs": len(found.pairs),
         "bad lines": found.bad_lines,
         "repeated pairs": len(found.pairs) - len(distinct),
-        "train": len(split.train),
-        part: len(split.held_out),
+        **counts,
         **_word_facts(chosen, split, vocabularies),
     }
     return Corpus(split.train, split.held_out, split.test, vocabularies, facts)

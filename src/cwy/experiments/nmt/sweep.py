@@ -3,8 +3,8 @@
 1. ``tune``: every network gets the same points of a random search, two epochs each.
 2. ``final``: every network is trained for ten epochs with several seeds, at its best point.
 3. ``rate``: the paper's learning rate, with twelve settings that may rescue it.
-4. ``best-rate``: the best two of these, for ten epochs.
-5. ``time``: every network alone, one after another, with one process.
+4. ``best-rate``: those of these settings that ``--rescues`` names, for ten epochs.
+5. ``time``: every network alone, one after another.
 
 ``python -m cwy.experiments.nmt.sweep STAGE OUT [--device cuda] [--processes 16] [...]``
 """
@@ -21,12 +21,16 @@ from typing import Any
 
 import torch
 
-from ..engine.config import choose
+from ..engine.config import ConfigError, choose
 from ..sweeps import Place, Planned, lines, read, restore, train
 
 SEEDS = (0, 1, 2)
 POINTS = 10
 HELD_OUT = "validation=0.1"
+UNTESTED = "final_test=false"
+"""For runs that choose a setting, or are timed."""
+EPOCHS = 10
+"""The epochs of a final run."""
 QUIET = ("save_every=1000000", "log_every=200")
 """No checkpoints, and a short log."""
 SPACE = {
@@ -170,7 +174,7 @@ def _trial(network: Network, number: int) -> Planned:
             *network.settings,
             *point(number, network),
             HELD_OUT,
-            "final_test=false",
+            UNTESTED,
             "epochs=2",
             *QUIET,
         ),
@@ -219,6 +223,8 @@ def rescues(names: Iterable[str], epochs: int) -> list[Planned]:
     for name in names:
         for network in RESCUED:
             settings = (*network.settings, *RESCUES[name], HELD_OUT, f"epochs={epochs}", *QUIET)
+            if epochs < EPOCHS:
+                settings = (*settings, UNTESTED)
             folder = f"rate/{name}-{network.name}-epochs{epochs}"
             runs.append(Planned(folder, "nmt/paper", network.method, SEEDS[0], settings))
     return runs
@@ -226,7 +232,7 @@ def rescues(names: Iterable[str], epochs: int) -> list[Planned]:
 
 def timings(networks: Iterable[Network], points: dict[str, int]) -> list[Planned]:
     """Return a run of one epoch for each network, without a test."""
-    short = ("epochs=1", "final_test=false", "log_every=100")
+    short = ("epochs=1", UNTESTED, "log_every=100")
     return [
         Planned(
             run.folder.replace("nmt/tuned-", "time/"),
@@ -255,7 +261,7 @@ def planned(
     if stage == "rate":
         return rescues(RESCUES, epochs=3)
     if stage == "best-rate":
-        return rescues(names, epochs=10)
+        return rescues(names, EPOCHS)
     points = chosen(out, NETWORKS)
     if stage == "time":
         return timings(networks, points)
@@ -271,20 +277,24 @@ def select(names: str) -> tuple[Network, ...]:
             continue
         choose("network", name, [network.name for network in NETWORKS])
         found += [network for network in NETWORKS if network.name == name]
-    return tuple(found)
+    return tuple(dict.fromkeys(found))
 
 
 def main() -> None:
     """Run a stage."""
-    parser = argparse.ArgumentParser(description="Tune, train and time translation.")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("stage", choices=("tune", "final", "rate", "best-rate", "time"))
     parser.add_argument("out", type=Path)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--precision", default="float32")
-    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--processes", type=int, default=1, help="the stage time takes one")
     parser.add_argument("--seconds", type=float, default=1e9, help="start no run after this")
-    parser.add_argument("--networks", default=",".join(GROUPS), help="names, or names of groups")
-    parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument(
+        "--networks", default=",".join(GROUPS), help="names or groups, for tune, final and time"
+    )
+    parser.add_argument("--seeds", default="0,1,2", help="for final")
     parser.add_argument("--rescues", default="small-warm-clip,all", help="for best-rate")
     parser.add_argument("--set", action="append", default=[], help="key=value, for every run")
     parser.add_argument(
@@ -293,14 +303,20 @@ def main() -> None:
     given = parser.parse_args()
     for path in given.known:
         restore(given.out, path.read_text().splitlines())
-    networks = select(given.networks)
+    try:
+        networks = select(given.networks)
+    except ConfigError as error:
+        parser.error(str(error))
+    processes = given.processes
+    if given.stage == "time":
+        processes = 1
     seeds = [int(seed) for seed in given.seeds.split(",")]
     runs = [
         replace(run, settings=(*run.settings, *given.set))
         for run in planned(given.stage, given.out, networks, seeds, given.rescues.split(","))
     ]
     place = Place(given.out, given.device, given.precision, time.time() + given.seconds)
-    for line in train(runs, place, given.processes):
+    for line in train(runs, place, processes):
         print(line, flush=True)
     text = "\n".join(lines(given.out, runs))
     (given.out / f"{given.stage}.jsonl").write_text(f"{text}\n")
