@@ -91,7 +91,8 @@ class _Group:
         with torch.set_grad_enabled(mode.recording):
             vectors = parameters
             if self.members[0].orthonormal:
-                vectors = list(orthonormal(torch.stack(parameters)).unbind(0))
+                # One by one: a stack would give a gradient of zeros to layers without one.
+                vectors = [orthonormal(parameter) for parameter in parameters]
             factors = factors_of(vectors, mode.dtype)
         computed = _Computed(factors, parameters, [_version(one) for one in parameters])
         self.computed[mode] = computed

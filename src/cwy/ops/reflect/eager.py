@@ -44,7 +44,12 @@ class _Formed(Function):
         if d_left is None and d_right is None:
             return None, *([None] * count)
         dv = pull_back(ctx.right, ctx.kept, d_left, d_right).to(ctx.dtype)
-        return None, *dv.unbind(0)
+        found: list[Tensor | None] = list(dv.unbind(0))
+        for place in range(count):
+            if gradients[place] is None and gradients[count + place] is None:
+                # A layer that was not used has no gradient, so that no optimizer moves it.
+                found[place] = None
+        return None, *found
 
 
 def _stacked(gradients: Sequence[Tensor | None]) -> Tensor | None:
