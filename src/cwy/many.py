@@ -620,7 +620,7 @@ def _stacks(model: nn.Module) -> list[_Stack]:
 
 
 def _is_served(chart: OrthogonalMap) -> bool:
-    """Return whether an open block, or a recomputation, serves a map."""
+    """Return whether an open block serves a map."""
     return chart.stack is not None and chart.stack.serves
 
 

@@ -34,6 +34,7 @@ METHODS = [
 SETTINGS = [
     ("cwy", {"gate": True}),
     ("cwy", {"gate": True, "nonlinearity": "modrelu"}),
+    ("cwy", {"gate": True, "input_bias": False}),
     ("cwy", {"input_bias": False}),
     ("rnn", {"input_bias": False}),
     ("gru", {"input_bias": False}),

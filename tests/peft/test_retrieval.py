@@ -221,7 +221,7 @@ def test_the_sweep_gives_every_method_one_budget(tmp_path):
         folder = tmp_path / run.folder
         folder.mkdir(parents=True)
         (folder / "record.json").write_text(json.dumps({"final": {"validation": {"mrr": mrr}}}))
-    assert sweep.best_rate(tmp_path, "lora") == 3e-3
+    assert sweep.best_rates(tmp_path, ["lora", "oft"]) == {"lora": 3e-3}
     runs = sweep.finals(dict.fromkeys(METHODS, 1e-3))
     assert len({run.folder for run in runs}) == 3 * len(METHODS)
     assert [run.method for run in runs[:3]] == ["hra"] * 3
@@ -250,6 +250,6 @@ def test_a_sweep_times_tunes_and_trains(folder, tmp_path, monkeypatch):
     finals = [json.loads(file.read_text()) for file in out.glob("retrieval/*/record.json")]
     assert sorted(record["seed"] for record in finals) == [0, 1, 2]
     (rate,) = {record["config"]["lr"] for record in finals}
-    assert rate == sweep.best_rate(out, "cwy")
+    assert sweep.best_rates(out, ["cwy"]) == {"cwy": rate}
     assert (out / "summary.txt").read_text() in done.stdout
     assert not list(out.rglob("*.safetensors"))

@@ -1,13 +1,14 @@
 """Time training steps of recipes on a CPU: the record of how long whole runs take.
 
-The times are processor seconds of one thread. They are those of a clock on an idle machine, and
-other programs hardly change them.
+The times are processor seconds of one thread, which other programs hardly change. On an idle
+machine a clock shows the same.
 
 ``python -m cwy.experiments.pace results/bench/cpu-2-threads/pace.jsonl`` writes it.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shlex
@@ -107,9 +108,13 @@ def measure(chosen: Settings) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Time every run whose name has one of the words after the file, or all."""
-    path = Path(sys.argv[1])
-    words = sys.argv[2:]
+    """Time runs and write their record."""
+    parser = argparse.ArgumentParser(description="Time training steps of recipes on a CPU.")
+    parser.add_argument("file", type=Path)
+    parser.add_argument("words", nargs="*", help="time only runs whose names have one of these")
+    given = parser.parse_args()
+    path = given.file
+    words = given.words
     torch.set_num_threads(1)
     lines = {}
     if path.exists():
@@ -121,7 +126,7 @@ def main() -> None:
             continue
         found = measure(chosen)
         print(f"{name}: {found['step_ms']} ms, {found['seconds']:.0f} s", flush=True)
-        lines[name] = json.dumps(found)
+        lines[found["run"]] = json.dumps(found)
         _atomic.write(path, "\n".join([*lines.values(), ""]).encode())
 
 

@@ -1,11 +1,11 @@
 """Where the time of plain steps goes: the host's share, and the device's by kernel.
 
-``python -m cwy.bench.suites.plain results/bench/h200/plain-calls.txt`` writes the record that the
-page on speed in plain calls explains. It takes about a minute on an H200.
+``python -m cwy.bench.suites.plain FILE`` writes it. It takes about a minute on an H200.
 """
 
 from __future__ import annotations
 
+import argparse
 import functools
 import shlex
 import sys
@@ -172,6 +172,10 @@ def record(sizes: tuple[Size, ...], device: torch.device, command: str) -> Itera
 
 
 def main() -> None:
+    """Write the record into a file."""
+    parser = argparse.ArgumentParser(description="Split the time of plain steps on a GPU.")
+    parser.add_argument("file", type=Path)
+    given = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("cwy.bench.suites.plain: the record is of a GPU.")
     command = shlex.join(["python", "-m", "cwy.bench.suites.plain", *sys.argv[1:]])
@@ -179,7 +183,7 @@ def main() -> None:
     for line in record(SIZES, torch.device("cuda", torch.cuda.current_device()), command):
         print(line, flush=True)
         lines.append(line)
-    _atomic.write(Path(sys.argv[1]), "\n".join([*lines, ""]).encode())
+    _atomic.write(given.file, "\n".join([*lines, ""]).encode())
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -106,14 +107,17 @@ class GatedCell(nn.Module):
     Args:
         core: the orthogonal cell.
         inputs: features of x.
+        bias: whether the gate has one.
         dtype: of the gate.
     """
 
-    def __init__(self, core: OrthogonalRNNCell, inputs: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self, core: OrthogonalRNNCell, inputs: int, bias: bool, dtype: torch.dtype
+    ) -> None:
         super().__init__()
         n = core.hidden_size
         self.core = core
-        self.gate = nn.Linear(inputs, n, dtype=dtype)
+        self.gate = nn.Linear(inputs, n, bias=bias, dtype=dtype)
         self.gate_state = nn.Linear(n, n, bias=False, dtype=dtype)
 
 
@@ -140,7 +144,7 @@ def cell(method: str, config: NmtConfig, inputs: int, dtype: torch.dtype) -> nn.
         core = OrthogonalRNNCell(inputs, config.hidden_size, **options)
         _scale(core.weight_ih, config)
         if config.gate:
-            return GatedCell(core, inputs, dtype)
+            return GatedCell(core, inputs, config.input_bias, dtype)
         return core
     check_baseline(method, config)
     options = _baseline_options(method, config)
@@ -161,16 +165,10 @@ def step(core: nn.Module) -> Step:
     bias_ih = cast(Tensor | None, core.bias_ih)
     bias_hh = cast(Tensor | None, core.bias_hh)
     if isinstance(core, nn.GRUCell):
-
-        def advance(x: Tensor, r: Tensor, state: State) -> State:
-            return _gru(x, r, state, bias_ih, bias_hh)
-
+        advance = partial(_gru, bias_ih=bias_ih, bias_hh=bias_hh)
         return Step(weight, None, transition, advance)
     if isinstance(core, nn.LSTMCell):
-
-        def advance(x: Tensor, r: Tensor, state: State) -> State:
-            return _lstm(x, r, state, bias_ih, bias_hh)
-
+        advance = partial(_lstm, bias_ih=bias_ih, bias_hh=bias_hh)
         return Step(weight, None, transition, advance)
     f = {"tanh": torch.tanh, "relu": torch.relu}[cast(nn.RNNCell, core).nonlinearity]
     bias = None
@@ -197,9 +195,13 @@ def _orthogonal_step(core: OrthogonalRNNCell) -> Step:
 def _gated_step(core: GatedCell) -> Step:
     """Stack the cell on its gate, so that one product serves both."""
     plain = _orthogonal_step(core.core)
-    bias = plain.bias
-    if bias is None:
-        bias = torch.zeros_like(core.gate.bias)
+    bias = None
+    if core.gate.bias is not None:
+        cell_bias = plain.bias
+        if cell_bias is None:
+            # The cell's bias is the threshold of its nonlinearity.
+            cell_bias = torch.zeros_like(core.gate.bias)
+        bias = torch.cat([cell_bias, core.gate.bias])
 
     def advance(x: Tensor, r: Tensor, state: State) -> State:
         (h,) = state
@@ -210,7 +212,7 @@ def _gated_step(core: GatedCell) -> Step:
 
     return Step(
         torch.cat([plain.weight, core.gate.weight]),
-        torch.cat([bias, core.gate.bias]),
+        bias,
         torch.cat([plain.transition, core.gate_state.weight]),
         advance,
     )

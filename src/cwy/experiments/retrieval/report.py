@@ -54,7 +54,7 @@ DESCRIPTIONS = {
     "retrieval": Description(
         title="Retrieval",
         panels={"rank": "rank", "iterations": "steps"},
-        about="An English sentence encoder (all-MiniLM-L6-v2, 22 M weights) is adapted so that a "
+        about="An English sentence encoder (all-MiniLM-L6-v2, 22.6 M weights) is adapted so that a "
         "Spanish sentence finds its English translation among 1,000 held-out pairs of Tatoeba. "
         "The adapters have about the same number of parameters. Not in the paper.",
         curves=(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 import time
@@ -96,14 +97,23 @@ def score(out: Path, run: Planned) -> float:
     return record["final"]["validation"]["mrr"]
 
 
-def best_rate(out: Path, method: str) -> float:
-    """Return the learning rate of the best run of a method's tuning."""
-    return max(grid(method), key=lambda lr: score(out, _trial(method, lr)))
+def best_rates(out: Path, methods: Iterable[str]) -> dict[str, float]:
+    """Return the learning rate of the best run of each method's tuning.
+
+    A method of which no run has finished has none.
+    """
+    found = {}
+    for method in methods:
+        scores = {lr: score(out, _trial(method, lr)) for lr in grid(method)}
+        best = max(scores, key=scores.__getitem__)
+        if math.isfinite(scores[best]):
+            found[method] = best
+    return found
 
 
 def summary(out: Path, rates: dict[str, float]) -> list[str]:
     """Return a line for each method: what it reached, with how many parameters, in which time."""
-    lines = ["method      lr      tuned  first   mrr     seeds  parameters  ms a step  peak MB"]
+    lines = ["method      lr      tuned  first   mrr     seeds  parameters  step, ms   peak MB"]
     for method, lr in rates.items():
         tuned = sum(read(out, run) is not None for run in trials([method]))
         runs = [read(out, run) for run in finals({method: lr})]
@@ -137,13 +147,11 @@ def write_lines(out: Path, name: str, runs: Iterable[Planned]) -> None:
     (out / f"{name}.jsonl").write_text("".join(f"{line}\n" for line in lines))
 
 
-def prepare(assignments: Sequence[str], processes: int) -> None:
-    """Tokenize the sentences once for all runs, and share the cores among these."""
+def prepare(assignments: Sequence[str]) -> None:
+    """Tokenize the sentences once for all runs."""
     config: Any = task.settings("retrieval", None, SEEDS[0], tuple(assignments)).config
     tokenizer = weights.find(config.weights).folder / "tokenizer.json"
     sentences.load(tokenizer, config.length, config.pairs, torch.device("cpu"))
-    threads = max(1, (os.cpu_count() or 1) // processes)
-    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
@@ -166,7 +174,7 @@ def main() -> None:
         for line in train(with_settings, place, processes):
             print(line, flush=True)
 
-    prepare(given.set, given.processes)
+    prepare(given.set)
     alone = timings(methods)
     train_all(alone, 1)
     write_lines(given.out, "retrieval-speed", alone)
@@ -175,7 +183,7 @@ def main() -> None:
     tuning = [*trials(methods), UNTRAINED]
     train_all(tuning, given.processes)
     write_lines(given.out, "retrieval-rates", tuning)
-    rates = {method: best_rate(given.out, method) for method in methods}
+    rates = best_rates(given.out, methods)
     train_all(finals(rates), given.processes)
     text = "\n".join(summary(given.out, rates))
     (given.out / "summary.txt").write_text(f"{text}\n")
