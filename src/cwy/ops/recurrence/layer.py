@@ -27,6 +27,9 @@ from .steps import Cell, Chunk, StepLoops, exactly
 from .torch import saved_by
 from .transition import Formed
 
+_Given = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None]
+"""The tensors of :func:`whole_layer`, in its order."""
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -89,7 +92,7 @@ def whole_layer(
     key = ("whole layer", *signature)
     call = dispatch.planned(key)
     if call is None:
-        call = _find_call(x, h0, v, signs, weight, bias, nonlinearity, mapped)
+        call = _find_call(given, nonlinearity, mapped)
         dispatch.keep_plan(key, call)
     return call(*given)
 
@@ -99,20 +102,14 @@ def _in_parts(*given: Tensor | None) -> None:
 
 
 def _find_call(
-    x: Tensor,
-    h0: Tensor,
-    v: Tensor,
-    signs: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    nonlinearity: str,
-    mapped: torch.dtype,
+    given: _Given, nonlinearity: str, mapped: torch.dtype
 ) -> Callable[..., tuple[Tensor, Tensor] | None]:
     """Return what computes layers of this signature, or :func:`_in_parts`."""
+    x, h0, v, *others = given
     dtype = h0.dtype
     if dtype not in (torch.float32, torch.float64) or x.dtype not in (dtype, mapped):
         return _in_parts
-    for tensor in (v, signs, weight, bias):
+    for tensor in (v, *others):
         if tensor is not None and (tensor.dtype != dtype or tensor.device != x.device):
             return _in_parts
     steps, batch, _ = x.shape
