@@ -23,6 +23,7 @@ def measured(*sizes):
     return {(one.entry, one.size): one for one in found}
 
 
+@pytest.mark.slow
 def test_every_entry_passes_its_check():
     found = measured((8,), (9, 4), (5, 2, 6))
     assert len(found) == 15

@@ -24,6 +24,7 @@ def test_a_run_takes_its_steps_times_a_measured_step():
     assert found["versions"]["torch"]
 
 
+@pytest.mark.slow
 def test_the_command_replaces_only_the_runs_that_it_measures(tmp_path):
     path = tmp_path / "pace.jsonl"
     path.write_text('{"run": "adding/small cwy"}\n{"run": "other"}\n')

@@ -151,6 +151,7 @@ def test_the_page_tells_every_number_and_needs_nothing_else(runs, tmp_path):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="needs a headless browser")
 @pytest.mark.parametrize("committed", [False, True])
 def test_a_browser_draws_every_curve_without_complaint(committed, runs, tmp_path):

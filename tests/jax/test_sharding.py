@@ -6,11 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.jax import sharded
 
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 def test_rows_over_eight_devices():
     flags = os.environ.get("XLA_FLAGS", "")
     environment = os.environ | {

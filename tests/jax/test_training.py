@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+import pytest
 import torch
 
 from cwy import ops
@@ -40,6 +41,7 @@ def jax_losses(values, signs):
     return np.array(list(copying.train(values, signs, STEPS, BATCH, BLANKS)))
 
 
+@pytest.mark.slow
 def test_fifty_steps_of_copying_are_those_of_torch():
     """In float64 to many digits. In float32 JAX is as near to that as torch."""
     values, signs = copying.initial(N)

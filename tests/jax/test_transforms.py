@@ -30,6 +30,7 @@ def of_parts(w):
     return jnp.concatenate([out.real, out.imag])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("call", "shape"), [(everything, (5, 4)), (of_parts, (2, 3, 3))])
 def test_derivatives(call, shape, x64):
     """First and second ones, forward, reverse and mixed, against difference quotients."""
@@ -99,6 +100,7 @@ def inputs():
     return normal(4, 4), normal(5, 2, 4, seed=1), normal(2, 4, seed=2), 0.1 * normal(4, seed=3)
 
 
+@pytest.mark.slow
 def test_rollout_derivatives(x64):
     given = inputs()
     every = tuple(range(4))

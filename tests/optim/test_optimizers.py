@@ -192,6 +192,7 @@ def test_ten_thousand_float32_steps_end_on_the_manifold(rule):
     assert cwy.orthogonality_error(x) <= 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["c-c", "e-c", "momentum", "adam"])
 def test_ten_thousand_float32_steps_of_one_square_matrix_end_on_the_manifold(rule):
     """Steps that are verified, short and long, among those that take the general path."""

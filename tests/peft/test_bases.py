@@ -108,6 +108,7 @@ def test_the_weight_of_a_linear_layer_is_not_read():
     assert len(gradients(model, model(torch.randn(3, 8)).sin().sum())) == 2
 
 
+@pytest.mark.slow
 def test_stays_orthogonal_over_a_thousand_steps():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64)).bfloat16()

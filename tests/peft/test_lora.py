@@ -114,6 +114,7 @@ def test_what_can_not_be_exported_is_refused(tmp_path):
             save_as_lora(model, tmp_path)
 
 
+@pytest.mark.slow
 def test_loads_in_a_process_without_cwy(tmp_path):
     config = HouseholderConfig(r=2, sides="both", blocks=2, target_modules=["q_proj", "up_proj"])
     model = move(get_peft_model(llama(), config))
