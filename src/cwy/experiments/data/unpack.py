@@ -50,7 +50,7 @@ def _unpack(archive: Path, target: Path) -> None:
                 members.extractall(work, filter="data")
         os.replace(work, target)
     except (tarfile.TarError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{archive}: {error}; refused.") from error
+        raise ValueError(f"{archive}: {error}. It is refused.") from error
     finally:
         rmtree(work, ignore_errors=True)
 
@@ -73,5 +73,6 @@ def _refuse_outsiders(archive: Path, names: list[str], target: Path) -> None:
     for name in names:
         if not (target / name).resolve().is_relative_to(target.resolve()):
             raise ValueError(
-                f"{archive}: its member {name!r} would be written outside of {target}; refused."
+                f"{archive}: its member {name!r} would be written outside of {target}. "
+                "It is refused."
             )

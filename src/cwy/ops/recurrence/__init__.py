@@ -11,13 +11,13 @@ __all__ = ["conv_rollout", "rollout"]
 _TORCH = dispatch.Backend(
     "torch",
     torch_backend,
-    "the loop and its adjoint by hand; CUDA graphs on a GPU",
+    "the loop and its adjoint by hand, CUDA graphs on a GPU",
     torch_backend.why_not,
 )
 _REFERENCE = dispatch.Backend(
     "reference",
     reference,
-    "a loop and autograd: the definition; torch.func, callables",
+    "a loop and autograd: the definition, for torch.func and callables",
     reference.why_not,
 )
 dispatch.provide(

@@ -152,7 +152,7 @@ def _check(
     if kernel.shape[:2] != (channels, channels) or not all(size % 2 for size in kernel.shape[2:]):
         raise ValueError(
             f"conv_rollout: kernel must be ({channels}, {channels}, q, q) with q odd, for states "
-            f"of {channels} channels that keep their size; got {tuple(kernel.shape)}."
+            f"of {channels} channels that keep their size, got {tuple(kernel.shape)}."
         )
     if bias is not None and bias.shape != (channels,):
         raise ValueError(f"conv_rollout: bias must be ({channels},), got {tuple(bias.shape)}.")

@@ -405,7 +405,7 @@ def _bias_dtype(bias: Tensor | None, nonlinearity: Activation, dtype: torch.dtyp
 def _checked_lengths(x: Tensor | PackedSequence, h0: Tensor, lengths: Tensor) -> Tensor:
     """Return the lengths on the CPU. Raise unless there is one for each sequence of x."""
     if isinstance(x, PackedSequence):
-        raise ValueError("rollout: x is packed and has its lengths already; leave lengths out.")
+        raise ValueError("rollout: x is packed and has its lengths already. Leave lengths out.")
     _check_states("x", x, 3, "(T, B, N)")
     _check_states("h0", h0, 2, "(B, N)")
     steps, batch, _ = x.shape
@@ -476,7 +476,7 @@ def _check_transition_shape(
             )
         if signs is not None:
             raise ValueError(
-                "rollout: signs belong to factors; multiply a formed transition by them instead."
+                "rollout: signs belong to factors. Multiply a formed transition by them."
             )
     if isinstance(transition, WY):
         u, t = transition

@@ -164,7 +164,7 @@ def check_choices(call: str, nonlinearity: Activation, output: str, memory: str)
     if memory != "store" and callable(nonlinearity):
         raise ValueError(
             f"{call}: a callable nonlinearity supports only memory='store', "
-            f"because autograd must keep every state; got memory={memory!r}."
+            f"because autograd must keep every state, got memory={memory!r}."
         )
     if memory == "reversible":
         reason = NONLINEARITIES[str(nonlinearity)].irreversible
