@@ -189,6 +189,13 @@ def test_a_module_hands_over_its_weights_unless_others_watch_or_compute_them():
         assert rnn._whole_layer(*call) is None
     with nn.utils.parametrize.cached():
         assert rnn._whole_layer(*call) is None
+
+    def region():
+        rnn(x)
+        return rnn._whole_layer(*call)
+
+    assert checkpoint(region, use_reentrant=False) is None
+    assert rnn._whole_layer(*call) is not None
     hook = rnn.parametrizations.weight_hh_l0[0].register_forward_hook(lambda *given: None)
     assert rnn._whole_layer(*call) is None
     hook.remove()

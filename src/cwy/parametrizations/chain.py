@@ -33,14 +33,15 @@ class Chain(ParametrizationList):
         """Return the map if a caller may compute it by itself, for the same weight as a call's.
 
         None if there are several maps or tensors, if hooks watch the calls, if torch keeps the
-        weight (``parametrize.cached``), or if it is computed together with others.
+        weight (``parametrize.cached``), or if it is computed together with others. A checkpointed
+        region must call instead, because its recomputation gets the weight that it used.
         """
         if len(self) != 1 or not self.is_tensor or parametrizations_are_cached():
             return None
         chart = own_child(self, "0")
         if not isinstance(chart, OrthogonalMap) or chart.given is not None:
             return None
-        if chart.kept is not None or (chart.stack is not None and chart.stack.serves):
+        if chart.stack is not None and chart.stack.serves:
             return None
         if has_hooks(self) or has_hooks(chart):
             return None
