@@ -242,6 +242,34 @@ def _gradients(model, source, target):
     )
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize(
+    ("method", "more"),
+    [("cwy", {}), ("cwy", {"gate": True}), ("rnn", {}), ("gru", {}), ("lstm", {})],
+)
+def test_under_autocast_products_are_rounded_and_states_are_not(method, more, device):
+    torch.manual_seed(0)
+    model = translator(method, n=32, dtype=torch.float32, **more).to(device)
+    source = sentences([3, 5, 2], 6).to(device)
+    target = sentences([4, 2, 5], 6).to(device)
+
+    def slopes(autocast):
+        model.zero_grad()
+        with torch.autocast(device, torch.bfloat16, enabled=autocast):
+            logits = model(source, before(target))
+            states = model.states(source, before(target))
+        logits.float().log_softmax(-1).square().sum().backward()
+        grads = torch.cat([p.grad.flatten() for p in model.parameters()])
+        return logits.float(), states, grads
+
+    logits, _, grads = slopes(autocast=False)
+    half, states, rounded = slopes(autocast=True)
+    assert states.dtype == torch.float32
+    assert not torch.equal(states, states.bfloat16().float())
+    assert 0 < (half - logits).abs().max() < 0.02 * logits.abs().max()
+    assert (rounded - grads).norm() < 0.03 * grads.norm()
+
+
 def test_a_start_is_scaled_where_it_is_set():
     def drawn(**more):
         torch.manual_seed(0)

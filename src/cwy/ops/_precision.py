@@ -77,11 +77,16 @@ def of_convolutions() -> str:
     return torch.backends.cudnn.conv.fp32_precision  # pyrefly: ignore
 
 
+def without_tf32(device: str) -> AbstractContextManager[None]:
+    """Hold off reduced precision of float32 products on a device type. Eager mode only."""
+    if device in _OWNER:
+        return _FLAGS[_OWNER[device]]
+    return nullcontext()
+
+
 def full_precision(device: str) -> AbstractContextManager[None]:
     """Hold off autocast and reduced-precision products on a device type. Eager mode only."""
-    flag = nullcontext()
-    if device in _OWNER:
-        flag = _FLAGS[_OWNER[device]]
+    flag = without_tf32(device)
     if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
         return _without_autocast(device, flag)
     return flag

@@ -220,12 +220,12 @@ def _gated_step(core: GatedCell) -> Step:
 
 def _rolled(core: Step, x: Tensor) -> Tensor:
     """Return the states ``(T, B, N)`` of a cell over ``x (T, B, inputs)``, from zero."""
-    inputs = nn.functional.linear(x, core.weight, core.bias)
+    inputs = nn.functional.linear(x, core.weight, core.bias).to(x.dtype)
     times = Shared(core.transition.mT)
     h = x.new_zeros(x.shape[1], core.transition.shape[-1])
     states = []
     for row in inputs:
-        (h,) = core.advance(row, times(h), (h,))
+        (h,) = core.advance(row, times(h).to(x.dtype), (h,))
         states.append(h)
     return torch.stack(states)
 

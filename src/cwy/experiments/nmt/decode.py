@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...ops._precision import full_precision
+from ...ops._precision import without_tf32
 from .model import Translator
 from .text import END, PAD, START, UNKNOWN
 
@@ -21,7 +21,7 @@ def decode(model: Translator, source: Tensor, limit: int, beams: int = 1) -> lis
         beams: width of the beam search, 1 for greedy. The sentence with the best mean
             log-probability per word is returned.
     """
-    with full_precision(source.device.type):
+    with without_tf32(source.device.type):
         return _search(model, source, limit, beams)
 
 

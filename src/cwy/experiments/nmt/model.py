@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ...ops._precision import full_precision
+from ...ops._precision import without_tf32
 from ..engine.config import ConfigError
 from .cells import Encoder, State, Step, cell, step
 from .recipes import NmtConfig
@@ -93,7 +93,7 @@ class Translator(nn.Module):
     @torch.compiler.disable
     def _rolled(self, source: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
         """Return states ``(T, B, N)`` and attention ``(B, T, S)``."""
-        with full_precision(source.device.type):
+        with without_tf32(source.device.type):
             state, reader = self.read(source)
             states = []
             weights = []
@@ -107,6 +107,8 @@ class Translator(nn.Module):
         """Encode ``source (B, S)``. Return the decoder's first state, and its steps."""
         real = source != PAD
         states, state = self.encoder(self.dropout(self.source(source.mT)), real)
+        # Under autocast products are in half precision, and the states of the decoder are not.
+        state = tuple(part.to(self.score.dtype) for part in state)
         states = states.transpose(0, 1)
         core = step(self.decoder)
         values = nn.functional.linear(states, core.weight[:, : states.shape[-1]])
@@ -161,7 +163,8 @@ class Reader:
         """Return the words' part ``(*, K)`` of the cell's input."""
         weight = self._core.weight[:, -self._model.target.embedding_dim :]
         embedded = self._model.dropout(self._model.target(words))
-        return nn.functional.linear(embedded, weight, self._core.bias)
+        mapped = nn.functional.linear(embedded, weight, self._core.bias)
+        return mapped.to(embedded.dtype)
 
     def advance(self, x: Tensor, state: State) -> tuple[State, Tensor]:
         """Advance by a word ``(B, K)``. Return the next state and the attention ``(B, 1, S)``."""
@@ -170,4 +173,4 @@ class Reader:
         scores = matched @ self._model.score + self._memory.mask
         weights = scores.softmax(-1).unsqueeze(1)
         context = self._mix(weights).squeeze(1)
-        return self._core.advance(x + context, recurrent, state), weights
+        return self._core.advance(x + context, recurrent.to(x.dtype), state), weights

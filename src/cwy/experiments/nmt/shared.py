@@ -65,7 +65,8 @@ class _Product(Function):
 class Shared:
     r"""Compute $x_t M$ for many t, with one product for the gradient of M.
 
-    The gradient is $\sum_t x_t^\top \delta_t$. Autograd would compute one product per step.
+    The gradient is $\sum_t x_t^\top \delta_t$. Autograd would compute one product per step. Under
+    autocast all products are in its dtype, and M is cast once.
 
     Args:
         m: ``(*, N, K)``.
@@ -79,6 +80,10 @@ class Shared:
     """
 
     def __init__(self, m: Tensor) -> None:
+        device = m.device.type
+        # Autocast leaves float64 as it is.
+        if m.dtype == torch.float32 and torch.is_autocast_enabled(device):
+            m = m.to(torch.get_autocast_dtype(device))
         self._parts: Parts = {}
         self._m = m
         if torch.is_grad_enabled() and m.requires_grad:
@@ -86,6 +91,7 @@ class Shared:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Map ``(*, rows, N)`` to ``(*, rows, K)``."""
+        x = x.to(self._m.dtype)
         if self._m.requires_grad:
             return _Product.apply(x, self._m, self._parts)
         return x @ self._m
