@@ -52,9 +52,8 @@ def test_one_program_repeats_both_passes():
     passes.receive(torch.ones(7, 5))
     for left, right in zip(passes.tensors(passes.repeated()), inputs, strict=True):
         np.testing.assert_array_equal(left, right)
-    loop = programs.repeated.result()
     # The cost of a loop is that of its body once.
-    assert loop.cost_analysis()["flops"] >= 2 * (2 * 7 * 5 * 5)
+    assert programs.repeated.cost_analysis()["flops"] >= 2 * (2 * 7 * 5 * 5)
 
 
 def test_a_row_of_calls_waits_once_and_counts_repetitions():

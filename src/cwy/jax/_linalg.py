@@ -200,7 +200,10 @@ def _inverse_by_products(s: Array) -> Array:
         number = index // block
         # The corners right of diagonal blocks with even numbers.
         corner = (number[:, None] % 2 == 0) & (number[:, None] + 1 == number)
-        t = t - product(t, product(jnp.where(corner, s, 0), t))
+        # Behind the barrier all these products are alike, and XLA tries kernels for one of them.
+        corners = lax.optimization_barrier(jnp.where(corner, s, 0))
+        inner = lax.optimization_barrier(product(corners, t))
+        t = lax.optimization_barrier(t - product(t, inner))
         block *= 2
     return t[..., :size, :size]
 

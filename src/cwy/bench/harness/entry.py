@@ -90,8 +90,6 @@ class Entry:
         gate: the dtype whose tolerance the result is judged by, where it is not the result's own.
         within: a context, such as a precision, in which forward and backward run.
         why_not: ``why_not(dtype, device)`` returns why it cannot take part, None if it can.
-        begin: ``begin(dtype, device)`` starts what may go on in the background before ``make``,
-            such as compilation.
     """
 
     name: str
@@ -105,7 +103,6 @@ class Entry:
     gate: torch.dtype | None = None
     within: Callable[[], AbstractContextManager] = nullcontext
     why_not: Callable[[torch.dtype, torch.device], str | None] = lambda dtype, device: None
-    begin: Callable[[torch.dtype, torch.device], None] = lambda dtype, device: None
 
 
 def gaussian(*shape: int, std: float = 1.0, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -152,9 +152,6 @@ class _Session:
     def check(self) -> None:
         """Check every entry that can take part."""
         gc.collect()
-        for entry in self.entries:
-            if self._refused(entry) is None:
-                entry.begin(self.plan.dtype, self.plan.device)
         for i, entry in enumerate(self.entries):
             self.watch(self.size, f"checking {entry.name}", i / len(self.entries) / 2)
             refused = self._refused(entry)

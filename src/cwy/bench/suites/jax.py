@@ -2,18 +2,17 @@
 
 JAX is timed by itself. Each pass is one program, compiled before. On a GPU calls in a row are
 dispatched without waiting, and the clock stops when the last result is ready. Peers run at highest
-precision, as ``cwy.jax`` does. The programs of a size compile side by side, each within a budget.
+precision, as ``cwy.jax`` does. The programs of an entry compile within a budget.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,7 +23,7 @@ from ..harness.entry import Case, Entry, Skipped, gaussian
 from . import Size, Suite
 from .rnn import Lengths, draw_states, off_kinks
 
-COMPILE_SECONDS = 75.0
+COMPILE_SECONDS = 150.0
 """What the programs of an entry may take to compile. An entry that takes longer is skipped."""
 TINY = 1e-30
 """The step from one repetition to the next. It changes no input, which the compiler cannot know."""
@@ -52,28 +51,39 @@ def _jax() -> Any:
     return jax
 
 
-class _Compilation:
-    """Compile a program in a thread of its own."""
+class _Program(NamedTuple):
+    """Hold a function of JAX, and what describes its arguments."""
 
-    def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-        self._function = function
-        self._arguments = arguments
-        self._begin = time.monotonic()
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+
+
+class _Compilation:
+    """Compile programs one after another, in a thread that is left behind if it takes too long.
+
+    XLA tries several kernels for each product, on the GPU. What it finds for one program serves
+    the next one too.
+    """
+
+    def __init__(self, *programs: _Program) -> None:
+        self._programs = programs
+        self._compiled: list[Any] = []
         self._error: Exception | None = None
-        self._compiled: Any = None
         # Not a daemon: the process must not end during a compilation, which cannot be stopped.
         self._thread = threading.Thread(target=self._compile)
         self._thread.start()
 
     def _compile(self) -> None:
         try:
-            self._compiled = _jax().jit(self._function).lower(*self._arguments).compile()
+            for program in self._programs:
+                lowered = _jax().jit(program.function).lower(*program.arguments)
+                self._compiled.append(lowered.compile())
         except Exception as error:
             self._error = error
 
-    def result(self) -> Any:
-        """Wait for the compiled program."""
-        self._thread.join(max(0.0, self._begin + COMPILE_SECONDS - time.monotonic()))
+    def results(self) -> list[Any]:
+        """Wait for the compiled programs."""
+        self._thread.join(COMPILE_SECONDS)
         if self._thread.is_alive():
             raise Skipped(f"compiling it took more than {COMPILE_SECONDS:g} s")
         if self._error is not None:
@@ -91,21 +101,27 @@ class _Shape:
 
 
 class _Programs:
-    """Hold the programs of a function of JAX, for inputs of given shapes."""
+    """Hold the compiled passes of a function of JAX, for inputs of given shapes.
+
+    Attributes:
+        forward, both: the passes.
+        repeated: a program that repeats both passes, or None.
+        repetitions: how often it does.
+    """
 
     def __init__(self, function: Callable[..., Any], shape: _Shape, place: Any) -> None:
-        self.function = function
+        self._function = function
         self.repetitions = shape.repetitions
-        described = [_described(one, place) for one in (*shape.inputs, shape.result)]
-        *inputs, result = described
-        self.forward = _Compilation(function, tuple(inputs))
-        self.both = _Compilation(self._both, (result, *inputs))
-        self.repeated = None
+        inputs = tuple(_described(one, place) for one in shape.inputs)
+        result = _described(shape.result, place)
+        programs = [_Program(function, inputs), _Program(self._both, (result, *inputs))]
         if shape.repetitions:
-            self.repeated = _Compilation(self._repeated, (result, *inputs))
+            programs.append(_Program(self._repeated, (result, *inputs)))
+        self.forward, self.both, *repeated = _Compilation(*programs).results()
+        self.repeated = next(iter(repeated), None)
 
     def _both(self, cotangent: Any, *inputs: Any) -> Any:
-        return _jax().vjp(self.function, *inputs)[1](cotangent)
+        return _jax().vjp(self._function, *inputs)[1](cotangent)
 
     def _repeated(self, cotangent: Any, *inputs: Any) -> Any:
         lax = _jax().lax
@@ -122,12 +138,10 @@ class _Passes:
     """Hold the compiled passes of a case, as the harness times them."""
 
     def __init__(self, programs: _Programs, inputs: tuple[Tensor, ...]) -> None:
-        self._forward = programs.forward.result()
-        self._both = programs.both.result()
+        self._forward = programs.forward
+        self._both = programs.both
         self.repetitions = programs.repetitions
-        self._repeated = None
-        if programs.repeated is not None:
-            self._repeated = programs.repeated.result()
+        self._repeated = programs.repeated
         self._inputs = tuple(map(_to_jax, inputs))
         self._cotangent: Any = None
         used = self._both.memory_analysis()
@@ -193,23 +207,17 @@ def _entry(
     orthogonality: Callable[[Tensor], float] | None = orthogonality_error,
 ) -> Entry:
     """Time a function of JAX, which ``make`` returns."""
-    begun: list[_Programs] = []
 
-    def begin(dtype: torch.dtype, device: torch.device) -> None:
+    def case(dtype: torch.dtype, device: torch.device) -> Case:
         kept = shape
         if device.type != "cuda":
             # On a CPU a call takes no time to begin.
             kept = replace(shape, repetitions=0)
-        begun.append(_Programs(make(), kept, _place(device)))
-
-    def case(dtype: torch.dtype, device: torch.device) -> Case:
-        if not begun:
-            begin(dtype, device)
+        programs = _Programs(make(), kept, _place(device))
         given = inputs(dtype, device)
-        passes = _Passes(begun.pop(), given)
-        return Case(truth, given, truth, orthogonality, foreign=passes)
+        return Case(truth, given, truth, orthogonality, foreign=_Passes(programs, given))
 
-    return Entry(name, about, case, group=group, package="jax", why_not=_why_not, begin=begin)
+    return Entry(name, about, case, group=group, package="jax", why_not=_why_not)
 
 
 def _matrices(size: Size) -> list[Entry]:
