@@ -278,6 +278,28 @@ def test_learning_rates_warm_up_and_fall():
     assert not copying.capturable, "RMSprop reads its rates from numbers"
 
 
+@pytest.mark.parametrize("patience", [1, 2])
+def test_a_run_ends_when_evaluations_are_not_better(patience, tmp_path):
+    texts = ("lr=1e-30", "orthogonal_lr=1e-30", "evaluate_every=3", f"patience={patience}")
+    chosen = task.settings("copying/small", assignments=texts)
+    folder = Folder(tmp_path / "run")
+    record = Loop(chosen, folder, Group("cpu"), Display(None)).run()
+    assert record["best"]["step"] == 3, "weights that do not move have one loss"
+    assert record["steps"] == 3 + 3 * patience
+    assert record["final"]["test"]["loss"] == record["best"]["value"]
+
+
+def test_a_run_that_gets_better_does_not_end_early(tmp_path):
+    records = []
+    for patience in ("1", "none"):
+        texts = ("iterations=12", "evaluate_every=4", f"patience={patience}")
+        chosen = task.settings("adding/small", assignments=texts)
+        loop = Loop(chosen, Folder(tmp_path / patience), Group("cpu"), Display(None))
+        records.append(loop.run())
+    assert [record["steps"] for record in records] == [12, 12]
+    assert records[0]["final"]["test"] == records[1]["final"]["test"]
+
+
 @pytest.mark.parametrize("clip", ["none", "1e-3"])
 def test_gradients_are_clipped_together(clip, tmp_path):
     texts = ("optimizer=sgd", "lr=1", "orthogonal_lr=1", "iterations=1", f"clip={clip}")

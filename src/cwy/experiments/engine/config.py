@@ -55,6 +55,7 @@ class Config:
         log_every: steps between two lines of the log. The host synchronizes only then.
         evaluate_every: steps between two evaluations. None is an epoch, or only the end of a run
             whose task has no epochs.
+        patience: evaluations without a better one after which a run ends. None trains to the end.
         save_every: steps between two checkpoints.
     """
 
@@ -67,6 +68,7 @@ class Config:
     warmup: int | None = None
     log_every: int = 20
     evaluate_every: int | None = None
+    patience: int | None = None
     save_every: int = 500
 
     def __post_init__(self) -> None:

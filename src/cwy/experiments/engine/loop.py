@@ -153,10 +153,8 @@ class Loop:
             # A step that synchronizes, as torch's matrix exponential does, runs eagerly.
             on_failure=self._uncaptured,
         )
-        total = self.task.iterations
-        period = self.config.evaluate_every or self.task.epoch or total
         estimated = self.device.type != "cpu" or self.group.size > 1
-        while self.step < total or self.state.due:
+        while not self._has_ended or self.state.due:
             if not self.state.due:
                 # The first step may compile for long.
                 with first:
@@ -165,20 +163,34 @@ class Loop:
                         estimated = True
                     self._train(train)
                 first = nullcontext()
-                last = self.step == total
+                last = self.step == self.task.iterations
                 if self.step % self.config.log_every == 0 or last:
                     self._read()
-                self.state.due = self.step % period == 0 or last
-            last = self.step == total
+                self.state.due = self.step % self._period == 0 or last
             with suppress(Interrupted):
                 if self.state.due:
-                    self._evaluate(last)
-            done = last and not self.state.due
+                    self._evaluate()
+            done = self._has_ended and not self.state.due
             signal = self.group.agree_to_stop(self.stop.signal)
             if (self.step % self.config.save_every == 0 or signal) and not done:
                 self._save()
             if signal and not done:
                 raise Stopped(signal, f"at step {self.step}, and saved", self.folder.path)
+
+    @property
+    def _period(self) -> int:
+        """Return the steps between two evaluations."""
+        return self.config.evaluate_every or self.task.epoch or self.task.iterations
+
+    @property
+    def _has_ended(self) -> bool:
+        """Return whether no step is left, or too many evaluations were not better."""
+        if self.step == self.task.iterations:
+            return True
+        best = self.state.best
+        if best is None or self.config.patience is None:
+            return False
+        return self.step - best["step"] >= self.config.patience * self._period
 
     def _uncaptured(self, error: cudagraph.CaptureError) -> None:
         """Drop the gradients of a capture that failed, and print why it did."""
@@ -257,22 +269,30 @@ class Loop:
     def _check(self) -> float | None:
         return self.guard.check(self.step, self.group, self.display.say)
 
-    def _evaluate(self, last: bool) -> None:
+    def _evaluate(self) -> None:
         self._check()
         self._note_memory()
         with self.clock.stopped():
             with self._evaluating():
                 found = self.task.evaluate(self.model)
-                if last:
-                    for split, metrics in self.task.at_end(self.model).items():
-                        found.setdefault(split, {}).update(metrics)
-            for split, metrics in found.items():
-                if not all(map(math.isfinite, metrics.values())):
-                    raise Diverged(f"the {split} metrics after step {self.step} are not finite")
-                self._write(split, metrics)
+            self._check_metrics(found)
             if self.task.best is not None:
                 self._keep_best(found, self.task.best)
+            if self._has_ended:
+                with self._evaluating():
+                    added = self.task.at_end(self.model)
+                self._check_metrics(added)
+                for split, metrics in added.items():
+                    found.setdefault(split, {}).update(metrics)
+            for split, metrics in found.items():
+                self._write(split, metrics)
             self.state.due = False
+
+    def _check_metrics(self, found: dict[str, dict[str, float]]) -> None:
+        """Raise if a metric is not finite."""
+        for split, metrics in found.items():
+            if not all(map(math.isfinite, metrics.values())):
+                raise Diverged(f"the {split} metrics after step {self.step} are not finite")
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
@@ -294,6 +314,8 @@ class Loop:
         value = found.get(by.split, {}).get(by.metric)
         if value is None:
             return
+        # Rounding differs between ranks, which must end at one step.
+        value = float(self.group.broadcast(repr(value).encode()))
         if self.state.best is not None and not by.better(value, self.state.best["value"]):
             return
         name = f"{by.split} {by.metric}"
