@@ -336,11 +336,21 @@ def test_weights_that_do_not_know_their_file_are_gone_on_with(pairs):
 
 
 def test_a_recipe_may_be_named_after_a_method():
-    assert [task.settings(f"nmt/{r}").name for r in ("cwy-128", "lstm")] == [
-        "cwy-128-seed0",
-        "lstm-seed0",
-    ]
+    names = ("cwy-128", "lstm", "paper-lstm", "paper-cwy-128")
+    assert [task.settings(f"nmt/{name}").method for name in names] == ["cwy", "lstm", "lstm", "cwy"]
+    assert [task.settings(f"nmt/{name}").name for name in names] == [f"{n}-seed0" for n in names]
     assert task.settings("nmt/lstm", "gru").config == task.settings("nmt/gru").config
+
+
+def test_recipes_of_the_paper_keep_its_settings_and_others_are_tuned():
+    paper = task.settings("nmt/paper-cwy-128").config
+    assert (paper.lr, paper.orthogonal_lr, paper.nonlinearity) == (1e-2, 1e-2, "abs")
+    assert (paper.embedding_scale, paper.validation, paper.reflections) == (1.0, None, 128)
+    tuned = task.settings("nmt/cwy-128").config
+    assert (tuned.nonlinearity, tuned.reflections, tuned.validation) == ("relu", 128, 0.1)
+    assert tuned.embedding_scale < 1
+    for method in ("rnn", "gru", "lstm"):
+        assert task.settings(f"nmt/{method}").config.lr < 1e-2
 
 
 def test_batches_have_few_shapes_and_every_pair_once(pairs):

@@ -62,7 +62,7 @@ class Settings:
     def name(self) -> str:
         """Return the name of its folder in a sweep."""
         parts = [self.recipe]
-        if not self.recipe.startswith(self.method):
+        if not _is_named_after(self.recipe, self.method):
             parts.append(self.method)
             reflections = getattr(self.config, "reflections", None)
             if reflections:
@@ -302,8 +302,13 @@ def settings(
 
 
 def _method_of(recipe: str, methods: list[str]) -> str:
-    """Return the longest method name that a recipe begins with, or the first method."""
+    """Return the longest method name that a recipe is named after, or the first method."""
     for name in sorted(methods, key=len, reverse=True):
-        if recipe.startswith(name):
+        if _is_named_after(recipe, name):
             return name
     return methods[0]
+
+
+def _is_named_after(recipe: str, method: str) -> bool:
+    """Return whether a recipe's name begins with a method's, as ``lstm`` and ``paper-lstm`` do."""
+    return recipe.removeprefix("paper-").startswith(method)

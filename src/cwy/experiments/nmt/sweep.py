@@ -1,7 +1,7 @@
 """Tune, train and time the networks of translation. Each stage is a command.
 
 1. ``tune``: every network gets the same points of a random search, two epochs each.
-2. ``final``: every network is trained for ten epochs with several seeds, at its best point.
+2. ``final``: every network is trained for up to ten epochs with several seeds, at its best point.
 3. ``rate``: the paper's learning rate, with twelve settings that may rescue it.
 4. ``best-rate``: those of these settings that ``--rescues`` names, for ten epochs.
 5. ``time``: every network alone, one after another.
@@ -30,7 +30,9 @@ HELD_OUT = "validation=0.1"
 UNTESTED = "final_test=false"
 """For runs that choose a setting, or are timed."""
 EPOCHS = 10
-"""The epochs of a final run."""
+"""The most epochs of a final run."""
+PATIENCE = "patience=2"
+"""A final run ends when two epochs in a row are not better. The best one is tested anyway."""
 QUIET = ("save_every=1000000", "log_every=200")
 """No checkpoints, and a short log."""
 SPACE = {
@@ -92,8 +94,8 @@ RIVALS = (
     # Their steps take several times as long, so they have half of the points and one seed.
     Network("scornn-relu", "scornn", ("nonlinearity=relu",), points=POINTS // 2, seeds=(0,)),
     Network("exprnn-relu", "exprnn", ("nonlinearity=relu",), points=POINTS // 2, seeds=(0,)),
-    # Gradient descent takes other steps than Adam.
-    Network("rgd-relu", "rgd", ("nonlinearity=relu",), seeds=(0,), step=100.0),
+    # Gradient descent takes other steps than Adam, and its steps take longest.
+    Network("rgd-relu", "rgd", ("nonlinearity=relu",), points=3, seeds=(0,), step=100.0),
 )
 REGULAR = ("dropout=0.3",)
 GAP = (
@@ -220,7 +222,7 @@ def finals(
             number = points.get(network.like or network.name)
             if seed not in network.seeds or number is None:
                 continue
-            settings = (*network.settings, *point(number, network), HELD_OUT, *QUIET)
+            settings = (*network.settings, *point(number, network), HELD_OUT, PATIENCE, *QUIET)
             folder = f"nmt/tuned-{network.name}-seed{seed}"
             runs.append(Planned(folder, "nmt/paper", network.method, seed, settings))
     return runs
@@ -234,6 +236,8 @@ def rescues(names: Iterable[str], epochs: int) -> list[Planned]:
             settings = (*network.settings, *RESCUES[name], HELD_OUT, f"epochs={epochs}", *QUIET)
             if epochs < EPOCHS:
                 settings = (*settings, UNTESTED)
+            else:
+                settings = (*settings, PATIENCE)
             folder = f"rate/{name}-{network.name}-epochs{epochs}"
             runs.append(Planned(folder, "nmt/paper", network.method, SEEDS[0], settings))
     return runs
