@@ -223,6 +223,8 @@ def test_it_learns_a_language(trained):
     assert final["perplexity"] == pytest.approx(2.718281828 ** final["loss"])
     assert final["paper_loss"] < final["loss"]
     assert 1 / 64 < final["principal_share"] < 1
+    # The embeddings have a scale of 0.05, and Adam moves each entry by up to 0.01 in a step.
+    assert 1 < final["embedding_change"] < 100
     assert final["paper_perplexity"] == pytest.approx(2 ** final["paper_loss"])
     assert (
         record["data"]["train"] + record["data"]["test"] + record["data"]["repeated pairs"] == 700

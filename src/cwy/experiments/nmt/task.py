@@ -35,7 +35,8 @@ class Translation(RecurrentTask):
     An evaluation gives the loss per word and its perplexity. It also gives the paper's measures:
     the loss over targets padded to the longest of the corpus, and perplexity 2^loss. The last
     evaluation of the test pairs adds BLEU of greedy translations by sacrebleu. The share of the
-    states' energy along their principal direction shows how much the states differ.
+    states' energy along their principal direction shows how much the states differ. The change of
+    the source embeddings is relative to the initial ones.
 
     A run with validation pairs is evaluated on these. The epoch with the lowest loss is tested.
     """
@@ -89,7 +90,10 @@ class Translation(RecurrentTask):
 
     def model(self) -> Translator:
         model = Translator(self.settings.method, self.config, self.corpus.identity, self.dtype)
-        return model.to(self.device)
+        model = model.to(self.device)
+        # A resumed run draws the same ones.
+        self._first_embeddings = model.source.weight.detach().clone()
+        return model
 
     def batch(self, step: int) -> Batch:
         epoch, index = divmod(step, self.epoch)
@@ -111,7 +115,9 @@ class Translation(RecurrentTask):
 
     def evaluate(self, model: nn.Module) -> dict[str, dict[str, float]]:
         found = self._measured(model, self.held_out)
-        found["principal_share"] = self._principal_share(cast(Translator, model))
+        translator = cast(Translator, model)
+        found["principal_share"] = self._principal_share(translator)
+        found["embedding_change"] = self._embedding_change(translator)
         return {self._part: found}
 
     def _principal_share(self, model: Translator) -> float:
@@ -125,6 +131,14 @@ class Translation(RecurrentTask):
         states = model.states(source, _before(target))[(target != PAD).mT].double()
         energies = torch.linalg.eigvalsh(states.mT @ states)
         return float(energies[-1] / energies.sum())
+
+    def _embedding_change(self, model: Translator) -> float:
+        """Return how far the source embeddings are from the initial ones, relative to their norm.
+
+        Words that no batch had stay where they are.
+        """
+        change = model.source.weight - self._first_embeddings
+        return float(change.norm() / self._first_embeddings.norm())
 
     def at_end(self, model: nn.Module) -> dict[str, dict[str, float]]:
         if self.config.validation is not None:
