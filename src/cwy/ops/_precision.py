@@ -98,6 +98,15 @@ def _without_autocast(device: str, flag: AbstractContextManager[None]) -> Iterat
         yield
 
 
+def autocast_dtype(x: Tensor) -> torch.dtype:
+    """Return the dtype that autocast gives a factor of a product, that of x without autocast."""
+    device = x.device.type
+    # Autocast leaves float64 as it is.
+    if x.dtype == torch.float32 and torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)
+    return x.dtype
+
+
 def in_full_precision(fn: Callable[_P, _R]) -> Callable[_P, _R]:
     """Run ``fn`` under :func:`full_precision` of its first tensor's device.
 

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear, pad
 
-from ...ops._precision import without_tf32
+from ...ops._precision import autocast_dtype, without_tf32
 from ..engine.config import ConfigError
 from .cells import Encoder, State, Step, cell, step
 from .recipes import NmtConfig
@@ -78,7 +79,21 @@ class Translator(nn.Module):
 
     def forward(self, source: Tensor, given: Tensor) -> Tensor:
         states, _ = self._rolled(source, given)
-        return self.readout(self.dropout(states))
+        return self._read_out(self.dropout(states))
+
+    def _read_out(self, states: Tensor) -> Tensor:
+        """Return the logits of states.
+
+        Products in half precision take several times as long unless their sides are multiples of
+        8. So under autocast words without a meaning are added, and cut off again.
+        """
+        half = autocast_dtype(self.readout.weight)
+        missing = -len(self.vocabularies.target) % 8
+        if missing == 0 or half == self.readout.weight.dtype:
+            return self.readout(states)
+        weight = pad(self.readout.weight.to(half), (0, 0, 0, missing))
+        bias = pad(self.readout.bias.to(half), (0, missing))
+        return linear(states, weight, bias)[..., :-missing]
 
     def states(self, source: Tensor, given: Tensor) -> Tensor:
         """Return the decoder's states ``(T, B, N)`` after each word."""
@@ -111,7 +126,7 @@ class Translator(nn.Module):
         state = tuple(part.to(self.score.dtype) for part in state)
         states = states.transpose(0, 1)
         core = step(self.decoder)
-        values = nn.functional.linear(states, core.weight[:, : states.shape[-1]])
+        values = linear(states, core.weight[:, : states.shape[-1]])
         mask = torch.zeros_like(source, dtype=states.dtype).masked_fill(~real, -torch.inf)
         return state, Reader(self, Memory(self.keys(states), values, mask), core)
 
@@ -149,6 +164,7 @@ class Reader:
         # One product with the state serves the query and the next state.
         self._times = Shared(torch.cat([model.query.weight, core.transition]).mT)
         self._mix = Shared(memory.values)
+        self._score = Shared(model.score.unsqueeze(-1))
 
     def repeated(self, times: int) -> Reader:
         """Return a reader of a batch that repeats each sentence, as beam search needs."""
@@ -163,14 +179,15 @@ class Reader:
         """Return the words' part ``(*, K)`` of the cell's input."""
         weight = self._core.weight[:, -self._model.target.embedding_dim :]
         embedded = self._model.dropout(self._model.target(words))
-        mapped = nn.functional.linear(embedded, weight, self._core.bias)
+        mapped = linear(embedded, weight, self._core.bias)
         return mapped.to(embedded.dtype)
 
     def advance(self, x: Tensor, state: State) -> tuple[State, Tensor]:
         """Advance by a word ``(B, K)``. Return the next state and the attention ``(B, 1, S)``."""
         query, recurrent = self._times(state[0]).split(self._sizes, -1)
         matched = torch.tanh(self._memory.keys + query.unsqueeze(1))
-        scores = matched @ self._model.score + self._memory.mask
+        scores = self._score(matched.flatten(0, 1)).view_as(self._memory.mask)
+        scores = scores + self._memory.mask
         weights = scores.softmax(-1).unsqueeze(1)
         context = self._mix(weights).squeeze(1)
         return self._core.advance(x + context, recurrent.to(x.dtype), state), weights

@@ -10,6 +10,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from ..._torch import backward_number
+from ...ops._precision import autocast_dtype
 
 
 class _Part(NamedTuple):
@@ -80,10 +81,7 @@ class Shared:
     """
 
     def __init__(self, m: Tensor) -> None:
-        device = m.device.type
-        # Autocast leaves float64 as it is.
-        if m.dtype == torch.float32 and torch.is_autocast_enabled(device):
-            m = m.to(torch.get_autocast_dtype(device))
+        m = m.to(autocast_dtype(m))
         self._parts: Parts = {}
         self._m = m
         if torch.is_grad_enabled() and m.requires_grad:
