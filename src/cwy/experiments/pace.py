@@ -60,8 +60,8 @@ RUNS = (
     Named("movingmnist/small"),
     Named("movingmnist/digits", None, ("epochs=1",)),
     Named("nmt/small"),
-    Named("nmt/cwy-128", None, ("epochs=1",)),
-    Named("nmt/lstm", None, ("epochs=1",)),
+    Named("nmt/paper-cwy-128", None, ("epochs=1",)),
+    Named("nmt/paper-lstm", None, ("epochs=1",)),
 )
 
 
