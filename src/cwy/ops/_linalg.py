@@ -93,6 +93,16 @@ def add_product_(c: Tensor, a: Tensor, b: Tensor, beta: float = 1, alpha: float 
     return c.baddbmm_(a, b, beta=beta, alpha=alpha)
 
 
+def minus_product(a: Tensor, b: Tensor, like: Tensor) -> Tensor:
+    """Return ``-a @ b`` for matrices or batches of them, in the shape of ``like``.
+
+    The values of ``like`` are not read.
+    """
+    if like.dim() == 2:
+        return torch.addmm(like, a, b, beta=0, alpha=-1)
+    return torch.baddbmm(like, a, b, beta=0, alpha=-1)
+
+
 def _wide(x: Tensor) -> torch.dtype:
     if x.is_complex():
         return torch.complex128

@@ -1,7 +1,8 @@
-r"""The factors of $Q = I - R\,L^\top$ in the dtype of the activations, and their gradient.
+r"""The factors of $Q = I + R\,L^\top$ in the dtype of the activations, and their gradient.
 
 The notation is that of README.md: R (``right``) holds the rounded columns, and L (``left``) is
-$U T^\top D^{-1}$ with U and T from the rounded columns and D their norms.
+$-U T^\top D^{-1}$ with U and T from the rounded columns and D their norms. The sign is in a factor,
+so that no product with it takes one.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from .. import dispatch
+from .._linalg import add_product_, minus_product
 from .._precision import in_full_precision
 
 # Half precision holds the factors if a block has at least so many units per reflection. With fewer
@@ -70,34 +72,38 @@ def form(v: Tensor, dtype: torch.dtype) -> tuple[Factors, Kept]:
         # The kernels read what lies in memory, so a parameter may not hand on its strides.
         right = v.to(dtype, memory_format=torch.contiguous_format)
         u, t, scale = backend.forward_factors(right.to(v.dtype))
-        left = (u @ t.mT).mul_(scale).to(dtype)
-        return Factors(left, right), Kept(t, scale, scale)
+        return Factors(_left(u, t, scale, dtype), right), Kept(t, scale, scale)
     u, t, reciprocal = backend.forward_factors(v)
     if dtype == v.dtype:
         scale = torch.ones_like(reciprocal)
-        return Factors(u @ t.mT, u), Kept(t, reciprocal, scale)
+        return Factors(minus_product(u, t.mT, u), u), Kept(t, reciprocal, scale)
     right = u.to(dtype)
     u, t, scale = backend.forward_factors(right.to(v.dtype))
-    left = (u @ t.mT).mul_(scale).to(dtype)
-    return Factors(left, right), Kept(t, reciprocal, scale)
+    return Factors(_left(u, t, scale, dtype), right), Kept(t, reciprocal, scale)
+
+
+def _left(u: Tensor, t: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the left factor, rounded to a dtype."""
+    left = torch.empty_like(u, dtype=dtype)
+    return torch.mul(minus_product(u, t.mT, u), scale, out=left)
 
 
 @in_full_precision
 def pull_back(right: Tensor, kept: Kept, d_left: Tensor | None, d_right: Tensor | None) -> Tensor:
     """Compute the gradient of the vectors from those of the factors. None is zero."""
-    u = right.to(kept.t.dtype) * kept.scale
+    # The scale is as wide as the result, so a product with it widens the other tensor too.
+    u = right * kept.scale
     du = None
     dt = None
     if d_right is not None:
         # The scale of a zero column is 0, and its gradient is zero.
-        du = d_right.to(u.dtype) / kept.scale.clamp(min=torch.finfo(u.dtype).tiny)
+        du = d_right / kept.scale.clamp(min=torch.finfo(u.dtype).tiny)
     if d_left is not None:
-        d_left = d_left.to(u.dtype) * kept.scale
-        through_left = d_left @ kept.t
+        d_left = d_left * kept.scale
         if du is None:
-            du = through_left
+            du = minus_product(d_left, kept.t, u)
         else:
-            du += through_left
-        dt = d_left.mT @ u
+            add_product_(du, d_left, kept.t, alpha=-1)
+        dt = minus_product(d_left.mT, u, kept.t)
     backend = dispatch.choose("wy", "auto", u)
     return backend.backward_factors(u, kept.t, kept.reciprocal, du, dt)

@@ -1,7 +1,7 @@
-r"""The thin products $y = x - (x F + b)\,G^\top$ and their gradients, in the dtype of x.
+r"""The thin products $y = x + (x - b) F\,G^\top$ and their gradients, in the dtype of x.
 
 F and G are the factors: ``left`` and ``right`` for Q, and the other way around for its adjoint.
-The offset b keeps the bias of a layer out of a product behind it. Eager steps are bound by the
+The bias b of a layer stays as it is under a product behind the layer. Eager steps are bound by the
 host, so nothing here launches or converts what need not be.
 """
 
@@ -13,26 +13,27 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .._linalg import multiply
+from .._linalg import add_product_, multiply
 from .._precision import full_precision
 from .factors import HALF
 
 
 class Gradients(NamedTuple):
-    """Hold the gradients of x, of both factors and of the offset. None was not asked for."""
+    """Hold the gradients of x, of both factors and of the bias. None was not asked for."""
 
     x: Tensor | None
     first: Tensor | None
     second: Tensor | None
-    offset: Tensor | None
+    bias: Tensor | None
 
 
 class Needs(NamedTuple):
     """Hold which gradients are asked for."""
 
     x: bool = True
-    factors: bool = True
-    offset: bool = False
+    first: bool = True
+    second: bool = True
+    bias: bool = False
 
 
 def _runs_as_it_is(x: Tensor) -> bool:
@@ -48,103 +49,125 @@ def _blocks(x: Tensor, factor: Tensor) -> Tensor:
     return x.unflatten(-1, factor.shape[:2]).transpose(0, 1)
 
 
-def _times(x: Tensor, factor: Tensor, offset: Tensor | None = None) -> Tensor:
-    """Return ``x @ factor + offset``: ``(R, L)``, or ``(B, R, L)`` for blocks."""
+def _times(x: Tensor, factor: Tensor) -> Tensor:
+    """Return ``x @ factor``: ``(R, L)``, or ``(B, R, L)`` for blocks."""
     if factor.dim() == 2:
-        if offset is None:
-            return torch.mm(x, factor)
-        return torch.addmm(offset, x, factor)
-    if offset is None:
-        return torch.bmm(_blocks(x, factor), factor)
-    return torch.baddbmm(offset, _blocks(x, factor), factor)
+        return x.mm(factor)
+    return torch.bmm(_blocks(x, factor), factor)
 
 
-def _minus(x: Tensor, c: Tensor, factor: Tensor) -> Tensor:
-    """Return ``x - c @ factor.mT``."""
+def _without(bias: Tensor, x: Tensor, factor: Tensor) -> Tensor:
+    """Return ``(x - bias) @ factor``."""
+    offset = _times(bias.unsqueeze(0), factor)
     if factor.dim() == 2:
-        return torch.addmm(x, c, factor.mT, alpha=-1)
+        return torch.addmm(offset, x, factor, beta=-1)
+    return torch.baddbmm(offset, _blocks(x, factor), factor, beta=-1)
+
+
+def _plus(x: Tensor, c: Tensor, factor: Tensor) -> Tensor:
+    """Return ``x + c @ factor.mT``."""
+    if factor.dim() == 2:
+        return x.addmm(c, factor.t())
     result = x.clone()
-    _blocks(result, factor).baddbmm_(c, factor.mT, alpha=-1)
+    _blocks(result, factor).baddbmm_(c, factor.mT)
     return result
 
 
 def _against(x: Tensor, c: Tensor, like: Tensor) -> Tensor:
-    """Return ``-x.mT @ c``, in the shape of a factor. The values of ``like`` are not read."""
+    """Return ``x.mT @ c``, in the shape of a factor."""
     if like.dim() == 2:
-        return torch.addmm(like, x.mT, c, beta=0, alpha=-1)
-    return torch.baddbmm(like, _blocks(x, like).mT, c, beta=0, alpha=-1)
+        return x.t().mm(c)
+    return torch.bmm(_blocks(x, like).mT, c)
 
 
 def forward(
-    x: Tensor, first: Tensor, second: Tensor, offset: Tensor | None = None
+    x: Tensor, first: Tensor, second: Tensor, bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return ``y (R, N)`` for ``x (R, N)``, and c, the L numbers per row and block.
-
-    An offset ``(1, L)``, or ``(B, 1, L)``, is added to c.
-    """
+    """Return ``y (R, N)`` for ``x (R, N)``, and c, the L numbers per row and block."""
     if x.dtype != first.dtype:
-        y, c = forward(x.to(first.dtype), first, second, offset)
+        y, c = forward(x.to(first.dtype), first, second, bias)
         return y.to(x.dtype), c
     if _runs_as_it_is(x):
-        return _forward(x, first, second, offset)
+        return _forward(x, first, second, bias)
     with full_precision(x.device.type):
-        return _forward(x, first, second, offset)
+        return _forward(x, first, second, bias)
 
 
 def _forward(
-    x: Tensor, first: Tensor, second: Tensor, offset: Tensor | None
+    x: Tensor, first: Tensor, second: Tensor, bias: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    c = _times(x, first, offset)
-    return _minus(x, c, second), c
+    if bias is None:
+        c = _times(x, first)
+    else:
+        c = _without(bias, x, first)
+    return _plus(x, c, second), c
 
 
 def backward(
-    gy: Tensor, x: Tensor, c: Tensor, first: Tensor, second: Tensor, needs: Needs
+    gy: Tensor,
+    x: Tensor,
+    c: Tensor,
+    first: Tensor,
+    second: Tensor,
+    needs: Needs,
+    bias: Tensor | None = None,
 ) -> Gradients:
     """Return the gradients from that of y, ``gy (R, N)``, and what the forward pass kept."""
     dtype = first.dtype
     if gy.dtype != dtype:
-        found = backward(gy.to(dtype), x.to(dtype), c, first, second, needs)
+        found = backward(gy.to(dtype), x.to(dtype), c, first, second, needs, bias)
         if found.x is None:
             return found
         return found._replace(x=found.x.to(x.dtype))
     if _runs_as_it_is(gy):
-        return _backward(gy, x, c, first, second, needs)
+        return _backward(gy, x, c, first, second, needs, bias)
     with full_precision(gy.device.type):
-        return _backward(gy, x, c, first, second, needs)
+        return _backward(gy, x, c, first, second, needs, bias)
 
 
 def _backward(
-    g: Tensor, x: Tensor, c: Tensor, first: Tensor, second: Tensor, needs: Needs
+    g: Tensor,
+    x: Tensor,
+    c: Tensor,
+    first: Tensor,
+    second: Tensor,
+    needs: Needs,
+    bias: Tensor | None,
 ) -> Gradients:
     d = _times(g, second)
     dx = None
     d_first = None
     d_second = None
-    d_offset = None
+    d_bias = None
     if needs.x:
-        dx = _minus(g, d, first)
-    if needs.factors:
+        dx = _plus(g, d, first)
+    if needs.first:
         d_first = _against(x, d, first)
+    if needs.second:
         d_second = _against(g, c, second)
-    if needs.offset:
-        d_offset = -d.sum(-2, keepdim=True)
-    return Gradients(dx, d_first, d_second, d_offset)
+    if bias is not None:
+        total = d.sum(-2, keepdim=True)
+        if d_first is not None:
+            row = bias.unsqueeze(0)
+            if first.dim() == 3:
+                row = _blocks(row, first)
+            add_product_(d_first, row.mT, total, alpha=-1)
+        if needs.bias:
+            d_bias = -torch.matmul(total, first.mT).reshape(-1)
+    return Gradients(dx, d_first, d_second, d_bias)
 
 
-def plain(x: Tensor, first: Tensor, second: Tensor, offset: Tensor | None = None) -> Tensor:
+def plain(x: Tensor, first: Tensor, second: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return y for ``x (..., N)`` in torch's own differentiable functions."""
     rows = x.reshape(-1, x.shape[-1]).to(first.dtype)
+    moved = rows
+    if bias is not None:
+        moved = rows - bias
     if first.dim() == 2:
-        c = multiply(rows, first)
-        if offset is not None:
-            c = c + offset
-        y = rows - multiply(c, second.mT)
+        y = rows + multiply(multiply(moved, first), second.mT)
     else:
-        c = multiply(_blocks(rows, first), first)
-        if offset is not None:
-            c = c + offset
-        y = rows - multiply(c, second.mT).transpose(0, 1).flatten(1)
+        c = multiply(_blocks(moved, first), first)
+        y = rows + multiply(c, second.mT).transpose(0, 1).flatten(1)
     return y.reshape(x.shape).to(x.dtype)
 
 
