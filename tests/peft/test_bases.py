@@ -108,6 +108,85 @@ def test_the_weight_of_a_linear_layer_is_not_read():
     assert len(gradients(model, model(torch.randn(3, 8)).sin().sum())) == 2
 
 
+def _layer(sides, bias=True):
+    """An adapted layer in float64."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(12, 8, bias=bias)).double()
+    config = HouseholderConfig(r=2, sides=sides, target_modules=["0"])
+    return move(get_peft_model(net, config, autocast_adapter_dtype=False))
+
+
+def _nodes(tensor):
+    """The names of all nodes of the graph of a tensor."""
+    names = []
+    waiting = [tensor.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        names.append(node.name())
+        waiting += [after for after, _ in node.next_functions if after is not None]
+    return names
+
+
+@pytest.mark.parametrize("sides", ["in", "both"])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_frozen_layer_is_one_node_of_the_graph(sides, bias):
+    model = _layer(sides, bias)
+    base = model.base_model.model[0].base_layer
+    x = torch.randn(2, 3, 12, dtype=torch.float64, requires_grad=True)
+    trained = [x, *(p for p in model.parameters() if p.requires_grad)]
+
+    def found():
+        y = model(x)
+        first = torch.autograd.grad(y.sin().sum(), trained, retain_graph=True)
+        again = torch.autograd.grad(y.sin().sum(), [x], create_graph=True)
+        second = torch.autograd.grad(again[0].square().sum(), [x])
+        return y, *first, *second
+
+    y, *rest = found()
+    assert "_AdaptedBackward" in _nodes(y)
+    # A hook must see the call, so the parts run apart.
+    calls = []
+    handle = base.register_forward_hook(lambda *given: calls.append(given))
+    apart, *expected = found()
+    assert len(calls) == 1
+    assert "_AdaptedBackward" not in _nodes(apart)
+    torch.testing.assert_close([y, *rest], [apart, *expected])
+    handle.remove()
+    assert "_AdaptedBackward" in _nodes(model(x))
+
+
+def test_a_layer_that_is_trained_or_replaced_runs_as_it_is():
+    x = torch.randn(3, 12, dtype=torch.float64)
+    model = _layer("both")
+    base = model.base_model.model[0].base_layer
+    before = model(x)
+    base.weight.requires_grad_()
+    base.bias.requires_grad_()
+    torch.testing.assert_close(model(x), before)
+    found = gradients(model, model(x).sin().sum())
+    assert sum("base_layer" in name and g.norm() > 0 for name, g in found.items()) == 2
+    base.requires_grad_(False)
+    # Offloading replaces the forward pass of a layer in this way.
+    base.forward = lambda x: nn.functional.linear(x, 2 * base.weight, base.bias)
+    torch.testing.assert_close(model(x) - base.bias, 2 * (before - base.bias))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_autocast_decides_the_dtype_of_the_result(dtype):
+    x = torch.randn(3, 12, dtype=dtype)
+    model = _layer("both").to(dtype)
+    base = model.base_model.model[0].base_layer
+    with torch.autocast("cpu", torch.bfloat16):
+        y = model(x)
+        assert y.dtype == base(x).dtype
+    found = gradients(model, y.float().sin().sum())
+    base.register_forward_hook(lambda *given: None)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = model(x)
+    expected = gradients(model, y.float().sin().sum())
+    torch.testing.assert_close(found, expected, rtol=0.05, atol=0.05)
+
+
 @pytest.mark.slow
 def test_stays_orthogonal_over_a_thousand_steps():
     torch.manual_seed(0)

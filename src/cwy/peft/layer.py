@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer, check_adapters_to_merge
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from .._torch import transform_is_active
+from .._torch import has_hooks, own_child, own_parameter, transform_is_active
 from ..ops import reflect
-from ..ops.reflect.eager import multiply
+from ..ops.reflect.eager import adapted_linear, multiply
+from ..ops.reflect.product import is_left_by_autocast
 from .config import HouseholderConfig
-from .together import Product, Together, find_factors
+from .together import PLAIN, Product, Together, find_factors
 from .vectors import matrix_times, paired_vectors, times_matrix
 from .weights import dense_weight, features, write_weight
 
@@ -116,14 +117,23 @@ class OrthogonalLayer(BaseTunerLayer):
 
 
 class OrthogonalLinear(OrthogonalLayer):
-    """Run the forward pass of linear layers: call the base layer, without reading its weight."""
+    """Run the forward pass of linear layers.
+
+    It calls the base layer without reading its weight. Only a frozen ``nn.Linear`` without hooks is
+    not called: its product is part of one node of autograd with those of the adapter.
+    """
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Return what the base layer makes of Q x, multiplied by P. The bias stays as it is."""
-        base = self.base_layer
+        base = own_child(cast(nn.Module, self), "base_layer")
+        assert base is not None
         if self.is_plain():
             return base(x, *args, **kwargs)
         adapters = self.active_adapters
+        if len(adapters) == 1 and not args and not kwargs:
+            y = self._at_once(x, base, adapters[0])
+            if y is not None:
+                return y
         for adapter in reversed(adapters):
             product = self.product(adapter, "in")
             if product is not None:
@@ -135,6 +145,24 @@ class OrthogonalLinear(OrthogonalLayer):
                 bias = getattr(self.get_base_layer(), "bias", None)
                 y = map_activations(y, product, self.together, bias)
         return y
+
+    def _at_once(self, x: Tensor, base: nn.Module, adapter: str) -> Tensor | None:
+        """Return the result from one node of autograd, or None if the parts must run apart."""
+        into = self.product(adapter, "in")
+        if into is None or not _is_plain_eager():
+            return None
+        x = _as_autocast(x)
+        frozen = _frozen_linear(base, x)
+        if frozen is None:
+            return None
+        factors = find_factors(x, into, self.together)
+        out_factors = None
+        out = self.product(adapter, "out")
+        if out is not None:
+            out_factors = find_factors(x, out, self.together)
+        if factors is None or (out is not None and out_factors is None):
+            return None
+        return adapted_linear(x, factors, out_factors, frozen.weight, frozen.bias)
 
 
 class OrthogonalConv2d(OrthogonalLayer):
@@ -156,7 +184,7 @@ def map_activations(
     x: Tensor, product: Product, together: Together | None, bias: Tensor | None = None
 ) -> Tensor:
     """Map each vector of x by the matrix Q of a product, or by Q(x - b) + b with a bias b."""
-    if not torch.compiler.is_compiling() and not transform_is_active():
+    if _is_plain_eager():
         factors = find_factors(x, product, together)
         if factors is not None:
             return multiply(x, factors, bias)
@@ -166,10 +194,43 @@ def map_activations(
     return reflect(x - bias, product.vectors) + bias
 
 
+def _is_plain_eager() -> bool:
+    return not torch.compiler.is_compiling() and not transform_is_active()
+
+
+class _Frozen(NamedTuple):
+    """Hold the parameters of a linear layer that have no gradient."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+
+def _frozen_linear(base: nn.Module, x: Tensor) -> _Frozen | None:
+    """Return the parameters of a frozen layer, or None if it does more than one product with x."""
+    if type(base) is not nn.Linear or "forward" in base.__dict__ or has_hooks(base):
+        return None
+    weight = own_parameter(base, "weight")
+    bias = own_parameter(base, "bias")
+    if weight is None or not _is_frozen(weight, x) or not is_left_by_autocast(x):
+        return None
+    if bias is not None and not _is_frozen(bias, x):
+        return None
+    return _Frozen(weight, bias)
+
+
+def _is_frozen(parameter: Tensor, x: Tensor) -> bool:
+    """Return whether a parameter is plain, has no gradient, and is in the dtype of x."""
+    if type(parameter) not in PLAIN or parameter.requires_grad:
+        return False
+    return parameter.dtype == x.dtype
+
+
 def _as_autocast(x: Tensor) -> Tensor:
     """Return x in autocast's dtype, to which the base layer would convert it."""
+    if x.dtype != torch.float32:
+        return x
     kind = x.device.type
-    if x.dtype == torch.float32 and torch.is_autocast_enabled(kind):
+    if torch.is_autocast_enabled(kind):
         return x.to(torch.get_autocast_dtype(kind))
     return x
 

@@ -21,7 +21,8 @@ from ..ops.reflect.eager import factors_of
 from ..ops.reflect.factors import Factors, factor_dtype
 from .vectors import orthonormal
 
-_PLAIN = (Tensor, nn.Parameter)
+PLAIN = (Tensor, nn.Parameter)
+"""The types of parameters that have no behavior of their own."""
 
 
 class Product:
@@ -159,7 +160,7 @@ class Together:
                 continue
             for product in layer.products():  # pyrefly: ignore[not-callable]
                 parameter = product.parameter
-                if type(parameter) not in _PLAIN or parameter.is_inference():
+                if type(parameter) not in PLAIN or parameter.is_inference():
                     continue
                 key = (product.adapter, product.orthonormal, _kind(parameter))
                 group = groups.setdefault(key, _Group())
@@ -196,7 +197,7 @@ class Together:
 def find_factors(x: Tensor, product: Product, together: Together | None) -> Factors | None:
     """Return the factors for activations of the dtype of x, or None for a special parameter."""
     parameter = product.parameter
-    if type(parameter) not in _PLAIN:
+    if type(parameter) not in PLAIN:
         return None
     dtype = factor_dtype(parameter, x.dtype)
     if together is not None:

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
+from torch.nn.functional import linear
 
 from ..._torch import plain_apply
 from .factors import Factors, form, pull_back, working_dtype
-from .product import Needs, backward, differentiable, forward
+from .product import Needs, backward, differentiable, forward, plain
 
 
 class _Formed(Function):
@@ -51,7 +52,7 @@ class _Formed(Function):
         return None, *found
 
 
-def _joined(tensors: Sequence[Tensor]) -> Tensor:
+def _joined(tensors: list[Tensor] | tuple[Tensor, ...]) -> Tensor:
     """Return tensors ``(N, L)``, or ``(B, N/B, L)``, as one batch of matrices."""
     if tensors[0].dim() == 3:
         if len(tensors) == 1:
@@ -85,44 +86,53 @@ def _filled(gradients: Sequence[Tensor | None]) -> Tensor | None:
     return _joined(filled)
 
 
+_form_all = plain_apply(_Formed)
+
+
 def factors_of(vectors: Sequence[Tensor], dtype: torch.dtype) -> list[Factors]:
     """Compute the factors of vectors of one shape, dtype and device, in one batched call.
+
+    No transform of ``torch.func`` may run.
 
     Args:
         vectors: each ``(N, L)``, or ``(B, N/B, L)``.
         dtype: of the factors, from :func:`cwy.ops.reflect.factors.factor_dtype`.
     """
-    parts = _Formed.apply(dtype, *vectors)
+    parts = _form_all(dtype, *vectors)
     count = len(vectors)
     pairs = zip(parts[:count], parts[count:], strict=True)
     return [Factors(left, right) for left, right in pairs]
 
 
+def _rows(x: Tensor) -> Tensor:
+    """Return ``x (..., N)`` as ``(R, N)``."""
+    if x.dim() == 2:
+        return x
+    return x.reshape(-1, x.shape[-1])
+
+
+def _shaped(rows: Tensor | None, like: Tensor) -> Tensor | None:
+    """Return rows in the shape of ``like``, whose last dimension may have another size."""
+    if rows is None or like.dim() == 2:
+        return rows
+    return rows.view(*like.shape[:-1], rows.shape[-1])
+
+
 class _Multiplied(Function):
     @staticmethod
     def forward(ctx, x, first, second, bias):
-        rows = x
-        if x.dim() != 2:
-            rows = x.reshape(-1, x.shape[-1])
-        y, c = forward(rows, first, second, bias)
+        y, c = forward(_rows(x), first, second, bias)
         ctx.save_for_backward(x, c, first, second, bias)
-        if rows is x:
-            return y
-        return y.view(x.shape)
+        return _shaped(y, x)
 
     @staticmethod
     def backward(ctx, gy):
         x, c, first, second, bias = ctx.saved_tensors
         needs = Needs(*ctx.needs_input_grad)
         if torch.is_grad_enabled():
-            return differentiable(gy, needs, x, first, second, bias)
-        if gy.dim() == 2:
-            return backward(gy, x, c, first, second, needs, bias)
-        x = x.reshape(-1, x.shape[-1])
-        found = backward(gy.reshape(x.shape), x, c, first, second, needs, bias)
-        if found.x is None:
-            return found
-        return found._replace(x=found.x.view(gy.shape))
+            return differentiable(plain, gy, needs, x, first, second, bias)
+        found = backward(_rows(gy), _rows(x), c, first, second, needs, bias)
+        return _shaped(found.x, x), found.first, found.second, found.bias
 
 
 _multiply = plain_apply(_Multiplied)
@@ -133,6 +143,83 @@ def multiply(x: Tensor, factors: Factors, bias: Tensor | None = None) -> Tensor:
 
     With a bias b ``(N,)`` the result is $Q(x - b) + b$. No transform of ``torch.func`` may run.
     """
-    if bias is not None:
-        bias = bias.to(factors.left.dtype)
-    return _multiply(x, factors.left, factors.right, bias)
+    return _multiply(x, factors.left, factors.right, _converted(bias, factors.left))
+
+
+class _Adapted(Function):
+    """Apply a frozen linear layer between two products. A step is faster with one node for all."""
+
+    @staticmethod
+    def forward(ctx, x, left, right, out_left, out_right, weight, bias):
+        z, c = forward(_rows(x), left, right)
+        y = linear(z, weight, bias)
+        if out_left is None:
+            ctx.save_for_backward(x, c, left, right, None, None, None, None, weight, None)
+            return _shaped(y, x)
+        after, d = forward(y, out_left, out_right, _converted(bias, out_left))
+        ctx.save_for_backward(x, c, left, right, y, d, out_left, out_right, weight, bias)
+        return _shaped(after, x)
+
+    @staticmethod
+    def backward(ctx, gy):
+        x, c, left, right, y, d, out_left, out_right, weight, bias = ctx.saved_tensors
+        needs = ctx.needs_input_grad
+        if torch.is_grad_enabled():
+            inputs = (x, left, right, out_left, out_right, weight, bias)
+            return differentiable(_plain_adapted, gy, needs, *inputs)
+        needs_x, needs_left, needs_right, needs_out_left, needs_out_right, _, _ = needs
+        g = _rows(gy)
+        d_out_left = None
+        d_out_right = None
+        if out_left is not None:
+            asked = Needs(True, needs_out_left, needs_out_right)
+            found = backward(g, y, d, out_left, out_right, asked, _converted(bias, out_left))
+            assert found.x is not None
+            g = found.x
+            d_out_left = found.first
+            d_out_right = found.second
+        asked = Needs(needs_x, needs_left, needs_right)
+        found = backward(g.mm(weight), _rows(x), c, left, right, asked)
+        dx = _shaped(found.x, x)
+        return dx, found.first, found.second, d_out_left, d_out_right, None, None
+
+
+def _plain_adapted(
+    x: Tensor,
+    left: Tensor,
+    right: Tensor,
+    out_left: Tensor | None,
+    out_right: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+) -> Tensor:
+    y = linear(plain(x, left, right), weight, bias)
+    if out_left is None or out_right is None:
+        return y
+    return plain(y, out_left, out_right, _converted(bias, out_left))
+
+
+def _converted(bias: Tensor | None, factor: Tensor) -> Tensor | None:
+    """Return a bias in the dtype of a factor."""
+    if bias is None:
+        return None
+    return bias.to(factor.dtype)
+
+
+_adapt = plain_apply(_Adapted)
+_NONE = (None, None)
+
+
+def adapted_linear(
+    x: Tensor, into: Factors, out: Factors | None, weight: Tensor, bias: Tensor | None
+) -> Tensor:
+    """Apply a frozen linear layer between two products: ``multiply(linear(multiply(x)))``.
+
+    Args:
+        x: ``(..., N)``, in the dtype of the weight, which autocast leaves as it is.
+        into: the factors of the product on the input side.
+        out: the factors of the product on the output side, if there is one.
+        weight: ``(M, N)``, without a gradient.
+        bias: ``(M,)``, without a gradient. The product on the output side leaves it as it is.
+    """
+    return _adapt(x, *into, *(out or _NONE), weight, bias)

@@ -7,7 +7,7 @@ host, so nothing here launches or converts what need not be.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -38,8 +38,11 @@ class Needs(NamedTuple):
 
 def _runs_as_it_is(x: Tensor) -> bool:
     """Return whether products of x run in the dtype of x by themselves."""
-    if x.dtype not in HALF:
-        return False
+    return x.dtype in HALF and is_left_by_autocast(x)
+
+
+def is_left_by_autocast(x: Tensor) -> bool:
+    """Return whether autocast leaves x in its dtype."""
     kind = x.device.type
     return not torch.is_autocast_enabled(kind) or torch.get_autocast_dtype(kind) == x.dtype
 
@@ -172,18 +175,18 @@ def plain(x: Tensor, first: Tensor, second: Tensor, bias: Tensor | None = None) 
 
 
 def differentiable(
-    gy: Tensor, needs: Sequence[bool], *inputs: Tensor | None
+    function: Callable[..., Tensor], gy: Tensor, needs: Sequence[bool], *inputs: Tensor | None
 ) -> tuple[Tensor | None, ...]:
-    """Return the gradients of :func:`plain` so that they can be differentiated again.
+    """Return gradients so that they can be differentiated again.
 
     Args:
-        gy: the gradient of y.
+        function: of torch's own differentiable functions, such as :func:`plain`.
+        gy: the gradient of its result.
         needs: which gradients are asked for.
-        inputs: of :func:`plain`.
+        inputs: of the function.
     """
     asked = [x for x, needed in zip(inputs, needs, strict=True) if needed and x is not None]
-    y = plain(*inputs)  # pyrefly: ignore[bad-argument-type]
-    found = iter(torch.autograd.grad(y, asked, gy, create_graph=True))
+    found = iter(torch.autograd.grad(function(*inputs), asked, gy, create_graph=True))
     gradients: list[Tensor | None] = []
     for needed in needs:
         if needed:
