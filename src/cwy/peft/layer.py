@@ -13,6 +13,7 @@ from torch.func import functional_call
 
 from .._torch import has_hooks, own_child, own_parameter, transform_is_active
 from ..ops import reflect
+from ..ops._precision import autocast_dtype
 from ..ops.reflect.eager import adapted_linear, multiply
 from ..ops.reflect.product import is_left_by_autocast
 from .config import HouseholderConfig
@@ -229,10 +230,7 @@ def _as_autocast(x: Tensor) -> Tensor:
     """Return x in autocast's dtype, to which the base layer would convert it."""
     if x.dtype != torch.float32:
         return x
-    kind = x.device.type
-    if torch.is_autocast_enabled(kind):
-        return x.to(torch.get_autocast_dtype(kind))
-    return x
+    return x.to(autocast_dtype(x))
 
 
 class HouseholderLayer(OrthogonalLayer):
