@@ -4,7 +4,8 @@
 2. ``final``: every network is trained for up to ten epochs with several seeds, at its best point.
 3. ``rate``: the paper's learning rate, with twelve settings that may rescue it.
 4. ``best-rate``: those of these settings that ``--rescues`` names, for ten epochs.
-5. ``time``: every network alone, one after another.
+5. ``start``: three networks with embeddings of three scales, at one learning rate.
+6. ``time``: every network alone, one after another.
 
 ``python -m cwy.experiments.nmt.sweep STAGE OUT [--device cuda] [--processes 16] [...]``
 """
@@ -42,6 +43,10 @@ SPACE = {
     "input_scale": (0.5, 4.0),
 }
 """What is searched, uniformly in the logarithm."""
+
+
+SCALES = (1, 0.2, 0.05)
+"""Of the embeddings, in the stage that compares them."""
 
 
 @dataclass(frozen=True)
@@ -243,6 +248,18 @@ def rescues(names: Iterable[str], epochs: int) -> list[Planned]:
     return runs
 
 
+def starts() -> list[Planned]:
+    """Return the runs that show what the scale of the embeddings does. All else is the same."""
+    runs = []
+    for network in (BASELINES[0], *ORTHOGONAL[:2]):
+        for scale in SCALES:
+            start = (f"embedding_scale={scale}", "lr=1e-3", "orthogonal_lr=1e-3")
+            settings = (*network.settings, *start, HELD_OUT, UNTESTED, "epochs=3", *QUIET)
+            folder = f"start/{network.name}-{scale}"
+            runs.append(Planned(folder, "nmt/paper", network.method, SEEDS[0], settings))
+    return runs
+
+
 def timings(networks: Iterable[Network], points: dict[str, int]) -> list[Planned]:
     """Return a run of one epoch for each network, without a test."""
     short = ("epochs=1", UNTESTED, "log_every=100")
@@ -275,6 +292,8 @@ def planned(
         return rescues(RESCUES, epochs=3)
     if stage == "best-rate":
         return rescues(names, EPOCHS)
+    if stage == "start":
+        return starts()
     points = chosen(out, NETWORKS)
     if stage == "time":
         return timings(networks, points)
@@ -298,7 +317,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("stage", choices=("tune", "final", "rate", "best-rate", "time"))
+    parser.add_argument("stage", choices=("tune", "final", "rate", "best-rate", "start", "time"))
     parser.add_argument("out", type=Path)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--precision", default="float32")
