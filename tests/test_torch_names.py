@@ -123,6 +123,23 @@ def test_each_backward_pass_has_a_number():
     assert min(numbers) >= 0
 
 
+def test_an_unsafe_view_may_be_written_to():
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return _torch.unsafe_view(2 * x.flatten(), x.shape)
+
+        @staticmethod
+        def backward(ctx, grad):
+            return 2 * grad
+
+    x = torch.ones(2, 3, requires_grad=True)
+    y = Doubled.apply(x)
+    assert not y._is_view()
+    y.mul_(3).sum().backward()
+    torch.testing.assert_close(x.grad, torch.full((2, 3), 6.0))
+
+
 def test_whether_saved_tensors_are_packed():
     assert not _torch.saved_tensors_are_packed()
     with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):

@@ -7,7 +7,7 @@ and which a compiler recognizes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -55,8 +55,12 @@ __all__ = [
     "transform_is_active",
     "tree_map_only",
     "unparametrized_class",
+    "unsafe_view",
     "with_lazy_conjugation",
 ]
+
+unsafe_view: Callable[[Tensor, Sequence[int]], Tensor] = torch.ops.aten._unsafe_view
+"""Return a tensor in another shape, with its memory. It does not count as a view for autograd."""
 
 transform_is_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
 """Return whether a transform of ``torch.func`` runs, such as ``vmap`` or ``grad``."""

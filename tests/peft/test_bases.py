@@ -6,6 +6,7 @@ import sys
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import cwy
 import cwy.peft
@@ -169,6 +170,66 @@ def test_a_layer_that_is_trained_or_replaced_runs_as_it_is():
     # Offloading replaces the forward pass of a layer in this way.
     base.forward = lambda x: nn.functional.linear(x, 2 * base.weight, base.bias)
     torch.testing.assert_close(model(x) - base.bias, 2 * (before - base.bias))
+
+
+def test_what_tools_replace_or_watch_is_seen(monkeypatch):
+    model = _layer("both")
+    base = model.base_model.model[0].base_layer
+    x = torch.randn(3, 12, dtype=torch.float64)
+    before = model(x)
+    # A bias that is a buffer.
+    bias = base.bias.detach() + 1
+    del base.bias
+    base.register_buffer("bias", bias)
+    torch.testing.assert_close(model(x), before + 1)
+    calls = []
+
+    def forward(layer, x):
+        calls.append(layer)
+        return nn.functional.linear(x, layer.weight, layer.bias)
+
+    monkeypatch.setattr(nn.Linear, "forward", forward)
+    model(x)
+    assert calls == [base]
+
+
+def test_a_checkpoint_may_lose_its_hooks_before_it_runs_again():
+    model = _layer("both")
+    x = torch.randn(2, 3, 12, dtype=torch.float64, requires_grad=True)
+    (expected,) = torch.autograd.grad(model(x).square().sum(), x)
+    hook = model.base_model.model[0].base_layer.register_forward_hook(lambda *given: None)
+    y = checkpoint(model, x, use_reentrant=False)
+    hook.remove()
+    y.square().sum().backward()
+    torch.testing.assert_close(x.grad, expected)
+
+
+@pytest.mark.parametrize("sides", ["in", "out", "both"])
+def test_a_result_may_be_written_to(sides):
+    model = _layer(sides)
+    x = torch.randn(2, 3, 12, dtype=torch.float64, requires_grad=True)
+    (expected,) = torch.autograd.grad(model(x).relu().sum(), x)
+    (found,) = torch.autograd.grad(model(x).relu_().sum(), x)
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_model_on_the_meta_device_has_shapes():
+    base = nn.Sequential(nn.Linear(12, 8)).to("meta")
+    model = get_peft_model(base, HouseholderConfig(r=2, sides="both", target_modules=["0"]))
+    assert model(torch.randn(3, 12, device="meta")).shape == (3, 8)
+
+
+@pytest.mark.parametrize("blocks", [None, 2])
+def test_batches_of_gradients(blocks):
+    base = nn.Sequential(nn.Linear(12, 8, dtype=torch.float64))
+    config = HouseholderConfig(r=2, sides="both", blocks=blocks, target_modules=["0"])
+    model = move(get_peft_model(base, config))
+    x = torch.randn(4, 12, dtype=torch.float64, requires_grad=True)
+    gradients = torch.randn(5, 4, 8, dtype=torch.float64)
+    y = model(x)
+    (found,) = torch.autograd.grad(y, x, gradients, is_grads_batched=True, retain_graph=True)
+    one_by_one = [torch.autograd.grad(y, x, g, retain_graph=True)[0] for g in gradients]
+    torch.testing.assert_close(found, torch.stack(one_by_one))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

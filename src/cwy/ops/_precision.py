@@ -84,10 +84,17 @@ def without_tf32(device: str) -> AbstractContextManager[None]:
     return nullcontext()
 
 
+def active_autocast(device: str) -> torch.dtype | None:
+    """Return the dtype of autocast on a device type, or None where it is off."""
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)
+    return None
+
+
 def full_precision(device: str) -> AbstractContextManager[None]:
     """Hold off autocast and reduced-precision products on a device type. Eager mode only."""
     flag = without_tf32(device)
-    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+    if active_autocast(device) is not None:
         return _without_autocast(device, flag)
     return flag
 
@@ -100,11 +107,10 @@ def _without_autocast(device: str, flag: AbstractContextManager[None]) -> Iterat
 
 def autocast_dtype(x: Tensor) -> torch.dtype:
     """Return the dtype that autocast gives a factor of a product, that of x without autocast."""
-    device = x.device.type
     # Autocast leaves float64 as it is.
-    if x.dtype == torch.float32 and torch.is_autocast_enabled(device):
-        return torch.get_autocast_dtype(device)
-    return x.dtype
+    if x.dtype != torch.float32:
+        return x.dtype
+    return active_autocast(x.device.type) or x.dtype
 
 
 def in_full_precision(fn: Callable[_P, _R]) -> Callable[_P, _R]:

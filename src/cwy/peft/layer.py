@@ -11,7 +11,13 @@ from peft.tuners.tuners_utils import BaseTunerLayer, check_adapters_to_merge
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from .._torch import has_hooks, own_child, own_parameter, transform_is_active
+from .._torch import (
+    has_hooks,
+    own_child,
+    own_parameter,
+    saved_tensors_are_packed,
+    transform_is_active,
+)
 from ..ops import reflect
 from ..ops._precision import autocast_dtype
 from ..ops.reflect.eager import adapted_linear, multiply
@@ -196,7 +202,9 @@ def map_activations(
 
 
 def _is_plain_eager() -> bool:
-    return not torch.compiler.is_compiling() and not transform_is_active()
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return False
+    return not transform_is_active()
 
 
 class _Frozen(NamedTuple):
@@ -208,15 +216,30 @@ class _Frozen(NamedTuple):
 
 def _frozen_linear(base: nn.Module, x: Tensor) -> _Frozen | None:
     """Return the parameters of a frozen layer, or None if it does more than one product with x."""
-    if type(base) is not nn.Linear or "forward" in base.__dict__ or has_hooks(base):
+    if type(base) is not nn.Linear or not _runs_as_it_is(base):
         return None
     weight = own_parameter(base, "weight")
     bias = own_parameter(base, "bias")
+    if bias is None and base.bias is not None:
+        # It is not a parameter.
+        return None
     if weight is None or not _is_frozen(weight, x) or not is_left_by_autocast(x):
         return None
     if bias is not None and not _is_frozen(bias, x):
         return None
     return _Frozen(weight, bias)
+
+
+_LINEAR_FORWARD = nn.Linear.forward
+
+
+def _runs_as_it_is(base: nn.Linear) -> bool:
+    """Return whether no tool changes or watches what a layer does."""
+    if "forward" in base.__dict__ or nn.Linear.forward is not _LINEAR_FORWARD:
+        return False
+    # The saved tensors of a checkpoint must not depend on hooks, which may differ when it runs
+    # again.
+    return not has_hooks(base) and not saved_tensors_are_packed()
 
 
 def _is_frozen(parameter: Tensor, x: Tensor) -> bool:

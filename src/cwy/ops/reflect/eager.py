@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
-from torch.nn.functional import linear
+from torch.nn import functional
 
-from ..._torch import plain_apply
+from ..._torch import plain_apply, unsafe_view
 from .factors import Factors, form, pull_back, working_dtype
 from .product import Needs, backward, differentiable, forward, plain
 
@@ -112,10 +112,13 @@ def _rows(x: Tensor) -> Tensor:
 
 
 def _shaped(rows: Tensor | None, like: Tensor) -> Tensor | None:
-    """Return rows in the shape of ``like``, whose last dimension may have another size."""
+    """Return rows in the shape of ``like``, whose last dimension may have another size.
+
+    Nobody else has the rows. A view would forbid the user to write to the result in place.
+    """
     if rows is None or like.dim() == 2:
         return rows
-    return rows.view(*like.shape[:-1], rows.shape[-1])
+    return unsafe_view(rows, (*like.shape[:-1], rows.shape[-1]))
 
 
 class _Multiplied(Function):
@@ -152,7 +155,8 @@ class _Adapted(Function):
     @staticmethod
     def forward(ctx, x, left, right, out_left, out_right, weight, bias):
         z, c = forward(_rows(x), left, right)
-        y = linear(z, weight, bias)
+        # Looked up here, because tools replace the function.
+        y = functional.linear(z, weight, bias)
         if out_left is None:
             ctx.save_for_backward(x, c, left, right, None, None, None, None, weight, None)
             return _shaped(y, x)
@@ -193,7 +197,7 @@ def _plain_adapted(
     weight: Tensor,
     bias: Tensor | None,
 ) -> Tensor:
-    y = linear(plain(x, left, right), weight, bias)
+    y = functional.linear(plain(x, left, right), weight, bias)
     if out_left is None or out_right is None:
         return y
     return plain(y, out_left, out_right, _converted(bias, out_left))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .._linalg import add_product_, multiply
-from .._precision import full_precision
+from .._precision import active_autocast, full_precision
 from .factors import HALF
 
 
@@ -43,13 +43,13 @@ def _runs_as_it_is(x: Tensor) -> bool:
 
 def is_left_by_autocast(x: Tensor) -> bool:
     """Return whether autocast leaves x in its dtype."""
-    kind = x.device.type
-    return not torch.is_autocast_enabled(kind) or torch.get_autocast_dtype(kind) == x.dtype
+    return active_autocast(x.device.type) in (None, x.dtype)
 
 
 def _blocks(x: Tensor, factor: Tensor) -> Tensor:
     """Return ``x (R, N)`` as ``(B, R, N/B)``, without a copy."""
-    return x.unflatten(-1, factor.shape[:2]).transpose(0, 1)
+    # Batched gradients have no rule for unflatten.
+    return x.view(x.shape[0], *factor.shape[:2]).transpose(0, 1)
 
 
 def _times(x: Tensor, factor: Tensor) -> Tensor:
