@@ -12,6 +12,7 @@ from rich.console import Console
 
 import cwy
 from cwy.experiments.engine import task
+from cwy.experiments.engine.config import ConfigError
 from cwy.experiments.engine.display import Display
 from cwy.experiments.engine.distributed import Group
 from cwy.experiments.engine.folder import Folder
@@ -287,6 +288,15 @@ def test_a_run_ends_when_evaluations_are_not_better(patience, tmp_path):
     assert record["best"]["step"] == 3, "weights that do not move have one loss"
     assert record["steps"] == 3 + 3 * patience
     assert record["final"]["test"]["loss"] == record["best"]["value"]
+    assert "loss" in record["final"]["train"]
+
+
+def test_patience_is_refused_where_evaluations_are_not_compared():
+    chosen = task.settings("convergence/small", assignments=("patience=1",))
+    with pytest.raises(ConfigError, match="which convergence does not"):
+        task.load("convergence")(chosen, torch.device("cpu"))
+    with pytest.raises(ConfigError, match="on validation pairs"):
+        task.settings("nmt/small", assignments=("patience=1",))
 
 
 def test_a_run_that_gets_better_does_not_end_early(tmp_path):

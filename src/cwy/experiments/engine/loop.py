@@ -164,13 +164,20 @@ class Loop:
                     self._train(train)
                 first = nullcontext()
                 last = self.step == self.task.iterations
-                if self.step % self.config.log_every == 0 or last:
-                    self._read()
                 self.state.due = self.step % self._period == 0 or last
+                # With patience the run may end here.
+                may_end = self.state.due and self.config.patience is not None
+                if self.step % self.config.log_every == 0 or last or may_end:
+                    self._read()
             with suppress(Interrupted):
                 if self.state.due:
                     self._evaluate()
             done = self._has_ended and not self.state.due
+            if done and self.step < self.task.iterations:
+                self.display.say(
+                    f"The run ends here: {self.config.patience} evaluations in a row were not "
+                    "better than the best one (patience)."
+                )
             signal = self.group.agree_to_stop(self.stop.signal)
             if (self.step % self.config.save_every == 0 or signal) and not done:
                 self._save()

@@ -130,7 +130,7 @@ class Task(ABC, Generic[C]):
     recipes: ClassVar[dict[str, Recipe]]
     """Settings by name, each a function of the method. The first is the default.
 
-    Published ones are added, never edited.
+    Those of a paper are never edited.
     """
     best: ClassVar[Best | None]
     """The metric by which a run keeps its best state. None keeps none."""
@@ -144,6 +144,11 @@ class Task(ABC, Generic[C]):
         self.device = device
         self.config: C = settings.config  # pyrefly: ignore
         self.dtype = PRECISIONS[settings.precision]
+        if self.config.patience is not None and self.best is None:
+            raise ConfigError(
+                f"patience is a setting of tasks that compare evaluations, which {self.name} does "
+                "not. Leave it out."
+            )
         self.heed: Callable[[], None] = lambda: None
 
     @classmethod

@@ -25,7 +25,7 @@ class NmtConfig(RecurrentConfig):
         columns: which column is translated into which.
         pairs: number of distinct pairs to use, drawn by the seed. None is all.
         validation: fraction of the training pairs to hold out. Epochs are then compared on these
-            pairs, and the best one is tested at the end. None compares epochs on the test pairs.
+            pairs, and the best one is tested at the end. None tests each epoch, and compares none.
         final_test: whether a run with validation pairs is tested at the end. Runs that choose a
             setting leave it out.
         min_count: how often a word must occur in the training pairs to be known. The others are
@@ -63,6 +63,11 @@ class NmtConfig(RecurrentConfig):
         super().__post_init__()
         if self.validation is not None and self.validation >= 1:
             raise ConfigError(f"validation must be a part, below 1, got {self.validation}.")
+        if self.validation is None and self.patience is not None:
+            raise ConfigError(
+                "patience compares epochs on validation pairs, and there are none. Add "
+                "validation=0.1, or set patience=none."
+            )
         if self.dropout is not None and self.dropout >= 1:
             raise ConfigError(f"dropout must be a part, below 1, got {self.dropout}.")
         if self.nonlinearity == "modrelu" and not self.input_bias:
