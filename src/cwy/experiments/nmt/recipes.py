@@ -121,7 +121,10 @@ TUNED = {
     "exprnn": Point(lr=1.03e-3, orthogonal_lr=1.53e-3, embedding_scale=0.17, input_scale=0.96),
     "rgd": Point(lr=1.03e-3, orthogonal_lr=0.153, embedding_scale=0.17, input_scale=0.96),
 }
-"""The best points by method. Other methods take that of ``cwy``."""
+"""The best points by method, of the five at most that were tried.
+
+``rgd`` was not searched, and other methods take the point of ``cwy``.
+"""
 
 
 def tuned(method: str, reflections: int | None = None) -> NmtConfig:
