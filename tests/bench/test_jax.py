@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from cwy.bench import cli
 from cwy.bench.harness.measure import Plan, run
 from cwy.bench.harness.timing import Effort, Timer
 from cwy.bench.output.rows import context
@@ -54,6 +55,14 @@ def test_one_program_repeats_both_passes():
         np.testing.assert_array_equal(left, right)
     # The cost of a loop is that of its body once.
     assert programs.repeated.cost_analysis()["flops"] >= 2 * (2 * 7 * 5 * 5)
+
+
+def test_flags_of_xla_are_in_the_command(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["cwy", "bench", "jax"])
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    assert cli._command_line() == "cwy bench jax"
+    monkeypatch.setenv("XLA_FLAGS", "--one=1 --two")
+    assert cli._command_line() == "XLA_FLAGS='--one=1 --two' cwy bench jax"
 
 
 def test_a_row_of_calls_waits_once_and_counts_repetitions():

@@ -5,6 +5,7 @@ Heavy modules are imported when a command runs.
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Callable
@@ -195,8 +196,12 @@ def _without(command: Callable[..., None], name: str) -> None:
 
 
 def _command_line() -> str:
-    """Return the command as a user types it, for the rows."""
-    return shlex.join(["cwy", *sys.argv[1:]])
+    """Return the command as a user types it, for the rows. Flags of XLA stand before it."""
+    command = shlex.join(["cwy", *sys.argv[1:]])
+    flags = os.environ.get("XLA_FLAGS")
+    if flags is None:
+        return command
+    return f"XLA_FLAGS={shlex.quote(flags)} {command}"
 
 
 def _folder(out: Path, record: str | None) -> Path:
