@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ..._torch import fused_gru_cell, fused_lstm_cell
 from ...nn import OrthogonalRNN, OrthogonalRNNCell
+from ...ops._precision import full_precision
 from ...ops.recurrence.nonlinearities import NONLINEARITIES
 from ..recurrent import BASELINES, check_baseline, raw_length
 from .recipes import NmtConfig
@@ -235,7 +236,9 @@ def _gru(
 ) -> State:
     (h,) = state
     if x.is_cuda:
-        return (fused_gru_cell(x, r, h, bias_ih, bias_hh)[0],)
+        # Autocast would round the state.
+        with full_precision("cuda"):
+            return (fused_gru_cell(x, r, h, bias_ih, bias_hh)[0],)
     if bias_ih is not None and bias_hh is not None:
         x = x + bias_ih
         r = r + bias_hh
@@ -251,7 +254,8 @@ def _lstm(
 ) -> State:
     _, c = state
     if x.is_cuda:
-        return fused_lstm_cell(x, r, c, bias_ih, bias_hh)[:2]
+        with full_precision("cuda"):
+            return fused_lstm_cell(x, r, c, bias_ih, bias_hh)[:2]
     total = x + r
     if bias_ih is not None and bias_hh is not None:
         total = total + (bias_ih + bias_hh)
