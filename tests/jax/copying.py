@@ -15,6 +15,7 @@ import numpy as np
 import optax
 
 from cwy import jax as cj
+from cwy._provenance import commit
 
 SYMBOLS, LENGTH = 8, 10
 RATE = 1e-3
@@ -111,13 +112,12 @@ def main():
         "seconds": round(time.perf_counter() - begin, 1),
         "device": jax.devices()[0].device_kind,
         "jax": jax.__version__,
+        "commit": commit(),
     }
     print(json.dumps(record))
     if given.record:
-        from cwy._provenance import commit
-
         with given.record.open("a") as file:
-            file.write(json.dumps(record | {"commit": commit()}) + "\n")
+            file.write(json.dumps(record) + "\n")
 
 
 if __name__ == "__main__":
