@@ -63,6 +63,8 @@ def test_flags_of_xla_are_in_the_command(monkeypatch):
     assert cli._command_line() == "cwy bench jax"
     monkeypatch.setenv("XLA_FLAGS", "--one=1 --two")
     assert cli._command_line() == "XLA_FLAGS='--one=1 --two' cwy bench jax"
+    monkeypatch.setattr("sys.argv", ["cwy", "bench", "matrix"])
+    assert cli._command_line() == "cwy bench matrix"
 
 
 def test_a_row_of_calls_waits_once_and_counts_repetitions():

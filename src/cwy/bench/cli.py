@@ -196,10 +196,13 @@ def _without(command: Callable[..., None], name: str) -> None:
 
 
 def _command_line() -> str:
-    """Return the command as a user types it, for the rows. Flags of XLA stand before it."""
+    """Return the command as a user types it, for the rows.
+
+    Flags of XLA stand before the benchmark that they concern.
+    """
     command = shlex.join(["cwy", *sys.argv[1:]])
     flags = os.environ.get("XLA_FLAGS")
-    if flags is None:
+    if flags is None or "jax" not in sys.argv:
         return command
     return f"XLA_FLAGS={shlex.quote(flags)} {command}"
 
