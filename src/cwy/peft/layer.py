@@ -216,7 +216,7 @@ class _Frozen(NamedTuple):
 
 def _frozen_linear(base: nn.Module, x: Tensor) -> _Frozen | None:
     """Return the parameters of a frozen layer, or None if it does more than one product with x."""
-    if type(base) is not nn.Linear or not _runs_as_it_is(base):
+    if type(base) is not nn.Linear or not _is_untouched(base):
         return None
     weight = own_parameter(base, "weight")
     bias = own_parameter(base, "bias")
@@ -233,7 +233,7 @@ def _frozen_linear(base: nn.Module, x: Tensor) -> _Frozen | None:
 _LINEAR_FORWARD = nn.Linear.forward
 
 
-def _runs_as_it_is(base: nn.Linear) -> bool:
+def _is_untouched(base: nn.Linear) -> bool:
     """Return whether no tool changes or watches what a layer does."""
     if "forward" in base.__dict__ or nn.Linear.forward is not _LINEAR_FORWARD:
         return False

@@ -84,8 +84,8 @@ class Translator(nn.Module):
     def _read_out(self, states: Tensor) -> Tensor:
         """Return the logits of states.
 
-        Products in half precision take several times as long unless their sides are multiples of
-        8. So under autocast words without a meaning are added, and cut off again.
+        The fastest products in half precision need sides that are multiples of 8. So under autocast
+        words without a meaning are added, and cut off again.
         """
         half = autocast_dtype(self.readout.weight)
         missing = -len(self.vocabularies.target) % 8

@@ -170,15 +170,17 @@ def small(method: str) -> NmtConfig:
     )
 
 
-LENGTHS = (1024, 512, 256, 128, 64)
+REFLECTIONS = (1024, 512, 256, 128, 64)
+"""The numbers of reflections in the paper."""
 OTHERS = ("rnn", "gru", "lstm", "exprnn", "scornn", "rgd")
+"""The paper's other networks."""
 
 RECIPES: dict[str, Recipe] = {
     "tuned": tuned,
-    **{f"cwy-{length}": partial(tuned, reflections=length) for length in LENGTHS},
+    **{f"cwy-{count}": partial(tuned, reflections=count) for count in REFLECTIONS},
     **dict.fromkeys(OTHERS, tuned),
     "paper": paper,
-    **{f"paper-cwy-{length}": partial(paper, reflections=length) for length in LENGTHS},
+    **{f"paper-cwy-{count}": partial(paper, reflections=count) for count in REFLECTIONS},
     **{f"paper-{method}": paper for method in OTHERS},
     "tanh": tanh,
     "cwy-128-tanh": partial(tanh, reflections=128),

@@ -17,6 +17,7 @@ from torch.nn.functional import linear
 
 from ..._torch import plain_apply, saved_tensors_are_packed
 from .. import dispatch
+from .._precision import autocast_dtype
 from ..wy import cwy_matrix
 from ..wy.wy import matrix_and_pull_back
 from .factors import factors_are_cheaper
@@ -79,10 +80,7 @@ def whole_layer(
         return None
     if not dispatch.is_plain_eager(*given):
         return None
-    device = x.device
-    mapped = weight.dtype
-    if mapped == torch.float32 and torch.is_autocast_enabled(device.type):
-        mapped = torch.get_autocast_dtype(device.type)
+    mapped = autocast_dtype(weight)
     signature: list[Hashable] = [nonlinearity, mapped]
     for tensor in given:
         if tensor is None:

@@ -211,7 +211,6 @@ def _converted(bias: Tensor | None, factor: Tensor) -> Tensor | None:
 
 
 _adapt = plain_apply(_Adapted)
-_NONE = (None, None)
 
 
 def adapted_linear(
@@ -226,4 +225,8 @@ def adapted_linear(
         weight: ``(M, N)``, without a gradient.
         bias: ``(M,)``, without a gradient. The product on the output side leaves it as it is.
     """
-    return _adapt(x, *into, *(out or _NONE), weight, bias)
+    out_left = None
+    out_right = None
+    if out is not None:
+        out_left, out_right = out
+    return _adapt(x, *into, out_left, out_right, weight, bias)
