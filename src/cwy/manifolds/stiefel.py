@@ -21,6 +21,11 @@ _SKEW_SCALES = {"canonical": 1.0, "euclidean": 0.5}
 
 METRICS = tuple(_SKEW_SCALES)
 
+# Above this side torch solves a batch on a GPU by a library that waits for the host.
+_LARGEST_IN_BATCHES = 128
+# The most such matrices that are solved in turn. More of them may be faster as a batch.
+_FEW = 8
+
 
 @dataclass(frozen=True, eq=False)
 class Tangent:
@@ -146,13 +151,26 @@ def cayley(x: Tensor, z: Tangent, step: float | Tensor = 1.0) -> Tensor:
     eye = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
     if scaled.normal is None:
         denominator = torch.add(eye, skew, alpha=-0.5)
-        change = torch.linalg.solve_ex(denominator, x @ skew, left=False).result
+        change = _solve(denominator, x @ skew, left=False)
         return _near_polar(x + change)
     square = scaled.step.square() * (scaled.normal.mH @ scaled.normal)
     denominator = eye - skew / 2 + square / 4
-    inverse = torch.linalg.solve_ex(denominator, eye.expand_as(square)).result
+    inverse = _solve(denominator, eye.expand_as(square))
     numerator = scaled.step * scaled.normal + x @ (skew - square / 2)
     return _polar(x + numerator @ inverse)
+
+
+def _solve(a: Tensor, b: Tensor, left: bool = True) -> Tensor:
+    """Solve for batches ``(*, M, M)``. A few large matrices on a GPU are solved in turn.
+
+    A CUDA graph cannot capture torch's solver for a batch of them.
+    """
+    few = 1 < a.shape[:-2].numel() <= _FEW
+    if not (a.is_cuda and few and a.shape[-1] > _LARGEST_IN_BATCHES):
+        return torch.linalg.solve_ex(a, b, left=left).result
+    pairs = zip(a.flatten(0, -3), b.flatten(0, -3), strict=True)
+    solved = [torch.linalg.solve_ex(one, other, left=left).result for one, other in pairs]
+    return torch.stack(solved).view_as(b)
 
 
 @in_full_precision
