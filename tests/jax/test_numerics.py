@@ -6,7 +6,17 @@ import numpy as np
 import pytest
 import torch
 
-from cwy.jax import WY, cwy_matrix, cwy_multiply, rollout, tcwy_matrix, wy_factors
+from cwy.jax import (
+    WY,
+    _blocks,
+    _linalg,
+    cwy_matrix,
+    cwy_multiply,
+    rollout,
+    tcwy_matrix,
+    wy,
+    wy_factors,
+)
 from cwy.jax.reference import reflect
 from tests.helpers.families import FAMILIES
 from tests.jax.helpers import departure_of, family, normal
@@ -74,6 +84,26 @@ def test_large_sizes_in_float32(n):
     for name in HARD:
         q = form(family(name, n, n))
         assert departure_of(q) <= 20 * np.finfo("float32").eps * n, name
+
+
+def test_whatever_the_order_in_which_a_product_sums(monkeypatch):
+    """Kernels on a GPU sum in various orders. Here even and odd terms are summed apart, which is
+    worst for reflections of nearly parallel vectors, whose terms alternate in sign.
+    """
+    plain = _linalg.product
+
+    def product(a, b):
+        even = plain(a[..., 0::2], b[..., 0::2, :])
+        odd = plain(a[..., 1::2], b[..., 1::2, :])
+        return even + odd
+
+    for module in (_linalg, _blocks, wy):
+        monkeypatch.setattr(module, "product", product)
+    jax.clear_caches()
+    try:
+        test_large_sizes_in_float32(512)
+    finally:
+        jax.clear_caches()
 
 
 def test_equals_lapack(x64):

@@ -16,6 +16,7 @@ from jax import Array, lax
 from ._linalg import (
     Axis,
     adjoint,
+    balanced_product,
     gram,
     inner_products,
     over_rows,
@@ -169,7 +170,7 @@ def _panels(given: Blocks, adjointly: bool, axis: Axis) -> Panels:
     if adjointly:
         factors = adjoint(factors)
     square = squared_norms(given.parts, axis)
-    w = _rescaled(product(given.parts, factors), square, axis)
+    w = _rescaled(balanced_product(given.parts, factors), square, axis)
     return Panels(given.parts, w, square)
 
 
@@ -226,4 +227,4 @@ class Joining(NamedTuple):
             c = 2 * inner_products(transform.u, panels.w / 2, self.axis)
         else:
             c = over_rows(product(adjoint(transform.u), panels.w), self.axis)
-        return Panels(panels.u, panels.w - product(transform.w, c), panels.square)
+        return Panels(panels.u, panels.w - balanced_product(transform.w, c), panels.square)

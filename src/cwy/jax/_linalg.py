@@ -41,6 +41,25 @@ def product(a: Array, b: Array) -> Array:
     return jnp.matmul(a, b, precision=HIGHEST)
 
 
+def balanced_product(a: Array, b: Array) -> Array:
+    """Return ``a @ b`` with small partial sums if neighbors in a, or in b, nearly cancel.
+
+    They do when reflection vectors are nearly parallel: partial products of reflections alternate
+    in sign. Kernels that add terms in another order than theirs would then sum large numbers, and
+    lose digits. So sums and differences of neighbors are multiplied instead.
+    """
+    if a.shape[-1] % 2 == 1:
+        a = jnp.pad(a, [(0, 0)] * (a.ndim - 1) + [(0, 1)])
+        b = jnp.pad(b, [(0, 0)] * (b.ndim - 2) + [(0, 1), (0, 0)])
+    columns = (a[..., 0::2], a[..., 1::2])
+    rows = (b[..., 0::2, :] / 2, b[..., 1::2, :] / 2)
+    a = jnp.concatenate([columns[0] + columns[1], columns[0] - columns[1]], -1)
+    b = jnp.concatenate([rows[0] + rows[1], rows[0] - rows[1]], -2)
+    # Without the barrier, XLA would try kernels for a product with these sums inside.
+    a, b = lax.optimization_barrier((a, b))
+    return product(a, b)
+
+
 def adjoint(a: Array) -> Array:
     """Return the conjugate transpose of a matrix or of a batch of them."""
     return a.mT.conj()
