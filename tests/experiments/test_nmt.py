@@ -505,6 +505,19 @@ def test_a_sweep_tunes_on_validation_pairs_and_tests_the_best_epoch(pairs, tmp_p
     assert "diverged before" in next(train([wild_run], replace(place, out=again), processes=1))
 
 
+def test_a_sweep_goes_on_with_a_run_that_its_deadline_stopped(pairs, tmp_path):
+    settings = (f"file={pairs}", *TINY, "validation=0.1")
+    runs = [Planned(name, "nmt/paper", "cwy", 0, settings) for name in ("stopped", "whole")]
+    place = Place(tmp_path, stop=time.time())
+    assert "stopped, and saved" in next(train(runs[:1], place, processes=1))
+    assert sweeps.read(tmp_path, runs[0]) is None
+    ended = list(train(runs, Place(tmp_path), processes=1))
+    assert [line.rpartition(" ")[2] for line in ended] == ["finished", "finished"]
+    stopped, whole = (sweeps.read(tmp_path, run) for run in runs)
+    assert stopped["best"] == whole["best"]
+    assert stopped["final"]["test"] == whole["final"]["test"]
+
+
 def test_a_sweep_outlives_a_process_that_dies(pairs, tmp_path):
     settings = (f"file={pairs}", *TINY, "validation=0.1", "final_test=false")
     runs = [Planned(f"run{seed}", "nmt/paper", "rnn", seed, settings) for seed in range(3)]

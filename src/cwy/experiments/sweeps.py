@@ -5,17 +5,21 @@ from __future__ import annotations
 import gc
 import json
 import shutil
+import signal
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 from .._provenance import commit
+from .engine.signals import Stop
 
 RECORD = "record.json"
 """The file of a run that finished."""
@@ -53,12 +57,39 @@ class Place:
         out: the folder of the sweep.
         device, precision: as ``cwy train`` takes them.
         end: the moment, as :func:`time.time` counts, after which no run is started.
+        stop: the moment at which runs are saved and stopped. The next sweep goes on with them.
     """
 
     out: Path
     device: str = "cpu"
     precision: str = "float32"
     end: float = float("inf")
+    stop: float = float("inf")
+
+
+class Deadline(Stop):
+    """Ask a run to save its state and stop at a moment, as a signal does."""
+
+    @contextmanager
+    def until(self, moment: float) -> Generator[None]:
+        """Ask at this moment, as :func:`time.time` counts, unless the block has ended."""
+        timer = None
+        if moment < float("inf"):
+            timer = Timer(max(moment - time.time(), 0), self._ask)
+            timer.start()
+        try:
+            yield
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    @contextmanager
+    def ending(self, leave: Callable[[], str]) -> Generator[None]:
+        """Go on. The process stays for other runs, and this one stops after its first step."""
+        yield
+
+    def _ask(self) -> None:
+        self.signal = signal.SIGTERM
 
 
 def read(out: Path, run: Planned) -> dict[str, Any] | None:
@@ -162,8 +193,9 @@ def _train(run: Planned, place: Place) -> str:
     from rich.console import Console
 
     from .engine import runner
+    from .engine.folder import Folder
     from .engine.monitor import Diverged
-    from .engine.signals import Stop
+    from .engine.signals import Stopped
 
     if read(place.out, run) is not None:
         return "was finished"
@@ -172,9 +204,11 @@ def _train(run: Planned, place: Place) -> str:
     if time.time() > place.end:
         return "not started, the time was over"
     folder = place.out / run.folder
-    # What a run that was killed left behind.
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    begun = folder.is_dir() and Folder(folder).last_checkpoint() is not None
+    if not begun:
+        # What a run that was killed left behind.
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
     request = runner.Sweep(
         run.what,
         methods=(run.method,),
@@ -184,17 +218,24 @@ def _train(run: Planned, place: Place) -> str:
         precision=place.precision,
         out=folder,
     )
+    deadline = Deadline()
     try:
-        with _log(place.out, run).open("w", encoding="utf-8") as log:
-            runner.train(request, Console(file=log), Stop())
-        return "finished"
+        with _log(place.out, run).open("a", encoding="utf-8") as log, deadline.until(place.stop):
+            if begun:
+                runner.resume(folder, place.device, Console(file=log), deadline)
+            else:
+                runner.train(request, Console(file=log), deadline)
+        ended = "finished"
+    except Stopped:
+        return "stopped, and saved"
     except Diverged as error:
-        return f"diverged: {error}"
+        ended = f"diverged: {error}"
     except runner.RunError as error:
-        return f"failed: {error}"
+        ended = f"failed: {error}"
     finally:
-        _drop_weights(folder)
         _free_memory()
+    _drop_weights(folder)
+    return ended
 
 
 def _drop_weights(folder: Path) -> None:

@@ -96,11 +96,12 @@ BASELINES = (
 ORTHOGONAL = tuple(_cwy(f, 128) for f in ("abs", "relu", "leaky_relu", "modrelu", "tanh"))
 LENGTHS = tuple(_cwy(f, length) for f in ("relu", "abs") for length in (64, 256, 512, 1024))
 RIVALS = (
-    # Their steps take several times as long, so they have half of the points and one seed.
+    # Steps of the first two take several times as long, so they have half of the points. All
+    # three have one seed.
     Network("scornn-relu", "scornn", ("nonlinearity=relu",), points=POINTS // 2, seeds=(0,)),
     Network("exprnn-relu", "exprnn", ("nonlinearity=relu",), points=POINTS // 2, seeds=(0,)),
-    # Gradient descent takes other steps than Adam, and its steps take longest.
-    Network("rgd-relu", "rgd", ("nonlinearity=relu",), points=3, seeds=(0,), step=100.0),
+    # Gradient descent takes longer steps than Adam.
+    Network("rgd-relu", "rgd", ("nonlinearity=relu",), seeds=(0,), step=100.0),
 )
 REGULAR = ("dropout=0.3",)
 GAP = (
@@ -324,6 +325,9 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=1, help="the stage time takes one")
     parser.add_argument("--seconds", type=float, default=1e9, help="start no run after this")
     parser.add_argument(
+        "--stop", type=float, default=1e9, help="save and stop runs after these seconds"
+    )
+    parser.add_argument(
         "--networks", default=",".join(GROUPS), help="names or groups, for tune, final and time"
     )
     parser.add_argument("--seeds", default="0,1,2", help="for final")
@@ -347,7 +351,8 @@ def main() -> None:
         replace(run, settings=(*run.settings, *given.set))
         for run in planned(given.stage, given.out, networks, seeds, given.rescues.split(","))
     ]
-    place = Place(given.out, given.device, given.precision, time.time() + given.seconds)
+    now = time.time()
+    place = Place(given.out, given.device, given.precision, now + given.seconds, now + given.stop)
     for line in train(runs, place, processes):
         print(line, flush=True)
     text = "\n".join(lines(given.out, runs))
