@@ -85,7 +85,7 @@ class Deadline(Stop):
 
     @contextmanager
     def ending(self, leave: Callable[[], str]) -> Generator[None]:
-        """Go on. The process stays for other runs, and this one stops after its first step."""
+        """Change nothing. The process stays for other runs, and this one stops after a step."""
         yield
 
     def _ask(self) -> None:
