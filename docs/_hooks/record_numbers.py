@@ -118,6 +118,11 @@ class Runs:
 
     runs: tuple[Run, ...]
 
+    @property
+    def count(self) -> str:
+        """Write how many runs there are."""
+        return str(len(self.runs))
+
     def _over(self, value: Callable[[Run], float | None]) -> Values:
         found = [value(run) for run in self.runs]
         if any(one is None for one in found):
@@ -209,6 +214,17 @@ def line(file: str, run: str) -> Mapping[str, Any]:
     return records[run]
 
 
+def swept(file: str, run: str) -> str:
+    """Write the lowest validation loss of one run of a sweep, or that it diverged."""
+    found = line(file, run)
+    if found["status"] == "diverged":
+        return "diverges"
+    loss = found["best"]["value"]
+    if loss < 10:
+        return fixed(loss, 2)
+    return fixed(loss, 0)
+
+
 def quoted(file: str, where: str, number: str) -> str:
     """Return a number that stands, as it is written, in a line of a text under results/bench.
 
@@ -270,6 +286,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "row": row,
     "runs": runs,
     "seconds": seconds,
+    "swept": swept,
     "us": us,
 }
 FILTERS: dict[str, Callable[..., Any]] = {

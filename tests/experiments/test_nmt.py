@@ -553,6 +553,7 @@ def test_every_network_of_the_sweep_has_settings_that_exist():
         *sweep.rescues(sweep.RESCUES, epochs=3),
         *sweep.rescues(sweep.RESCUES, sweep.EPOCHS),
         *sweep.starts(),
+        *sweep.commons(sweep.SEEDS),
         *sweep.timings(sweep.NETWORKS, points),
     ]
     assert len({one.folder for one in every}) == len(every)
@@ -561,7 +562,7 @@ def test_every_network_of_the_sweep_has_settings_that_exist():
     assert sweep.select("lstm,baselines,cwy-64-abs")[-1].like == "cwy-128-abs"
     assert len(sweep.select("lstm,baselines")) == len(sweep.BASELINES)
     tested = {one.folder for one in every if "final_test=false" not in one.settings}
-    assert all(name.startswith("nmt/tuned-") or name.endswith("-epochs10") for name in tested)
+    assert all(name.startswith("nmt/") or name.endswith("-epochs10") for name in tested)
     with pytest.raises(ConfigError, match="unknown network 'lsmt'"):
         sweep.select("lsmt")
 

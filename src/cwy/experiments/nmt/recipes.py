@@ -113,7 +113,7 @@ class Point:
 
 
 TUNED = {
-    "lstm": Point(lr=2.45e-3, orthogonal_lr=7.37e-4, embedding_scale=0.365, input_scale=3.07),
+    "lstm": Point(lr=1e-3, orthogonal_lr=1e-3, embedding_scale=0.2, input_scale=1.0),
     "gru": Point(lr=1.03e-3, orthogonal_lr=1.53e-3, embedding_scale=0.17, input_scale=0.96),
     "rnn": Point(lr=1.03e-3, orthogonal_lr=1.53e-3, embedding_scale=0.17, input_scale=0.96),
     "cwy": Point(lr=1.32e-3, orthogonal_lr=8.99e-3, embedding_scale=0.0657, input_scale=0.563),
@@ -121,8 +121,9 @@ TUNED = {
     "exprnn": Point(lr=1.03e-3, orthogonal_lr=1.53e-3, embedding_scale=0.17, input_scale=0.96),
     "rgd": Point(lr=1.03e-3, orthogonal_lr=0.153, embedding_scale=0.17, input_scale=0.96),
 }
-"""The best points by method, of the five at most that were tried.
+"""The best points by method, of ten that were tried (five for ``scornn``, three for ``exprnn``).
 
+The LSTM has one that is worse after two epochs, which the search counts, and better after three.
 ``rgd`` was not searched, and other methods take the point of ``cwy``.
 """
 

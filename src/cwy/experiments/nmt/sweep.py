@@ -5,7 +5,9 @@
 3. ``rate``: the paper's learning rate, with twelve settings that may rescue it.
 4. ``best-rate``: those of these settings that ``--rescues`` names, for ten epochs.
 5. ``start``: three networks with embeddings of three scales, at one learning rate.
-6. ``time``: every network alone, one after another.
+6. ``common``: a few networks at one point for all, for ten epochs. The search prefers points that
+   learn fast, and an LSTM begins slowly.
+7. ``time``: every network alone, one after another.
 
 ``python -m cwy.experiments.nmt.sweep STAGE OUT [--device cuda] [--processes 16] [...]``
 """
@@ -25,6 +27,7 @@ import torch
 from ..engine.config import ConfigError, choose
 from ..sweeps import Place, Planned, lines, read, restore, train
 
+STAGES = ("tune", "final", "rate", "best-rate", "start", "common", "time")
 SEEDS = (0, 1, 2)
 POINTS = 10
 HELD_OUT = "validation=0.1"
@@ -47,6 +50,8 @@ SPACE = {
 
 SCALES = (1, 0.2, 0.05)
 """Of the embeddings, in the stage that compares them."""
+COMMON = ("lr=1e-3", "orthogonal_lr=1e-3", "embedding_scale=0.2")
+"""The point of the stage that has one for all."""
 
 
 @dataclass(frozen=True)
@@ -261,6 +266,19 @@ def starts() -> list[Planned]:
     return runs
 
 
+def commons(seeds: Sequence[int]) -> list[Planned]:
+    """Return the runs at one point for all networks, with dropout and without."""
+    networks = (BASELINES[0], BASELINES[1], _cwy("relu", 512))
+    runs = []
+    for seed in seeds:
+        for network in networks:
+            for ending, regular in (("", ()), ("-dropout", REGULAR)):
+                settings = (*network.settings, *regular, *COMMON, HELD_OUT, PATIENCE, *QUIET)
+                folder = f"nmt/common-{network.name}{ending}-seed{seed}"
+                runs.append(Planned(folder, "nmt/paper", network.method, seed, settings))
+    return runs
+
+
 def timings(networks: Iterable[Network], points: dict[str, int]) -> list[Planned]:
     """Return a run of one epoch for each network, without a test."""
     short = ("epochs=1", UNTESTED, "log_every=100")
@@ -295,6 +313,8 @@ def planned(
         return rescues(names, EPOCHS)
     if stage == "start":
         return starts()
+    if stage == "common":
+        return commons(seeds)
     points = chosen(out, NETWORKS)
     if stage == "time":
         return timings(networks, points)
@@ -318,7 +338,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("stage", choices=("tune", "final", "rate", "best-rate", "start", "time"))
+    parser.add_argument("stage", choices=STAGES)
     parser.add_argument("out", type=Path)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--precision", default="float32")
@@ -330,7 +350,7 @@ def main() -> None:
     parser.add_argument(
         "--networks", default=",".join(GROUPS), help="names or groups, for tune, final and time"
     )
-    parser.add_argument("--seeds", default="0,1,2", help="for final")
+    parser.add_argument("--seeds", default="0,1,2", help="for final and common")
     parser.add_argument("--rescues", default="small-warm-clip,all", help="for best-rate")
     parser.add_argument("--set", action="append", default=[], help="key=value, for every run")
     parser.add_argument(
