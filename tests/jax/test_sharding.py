@@ -1,4 +1,4 @@
-"""Rows divided over a mesh of 8 devices: the same results, and little that travels."""
+"""Rows or a batch divided over 8 devices: the same results, and little that travels."""
 
 import json
 import os
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
-def test_rows_over_eight_devices():
+def test_rows_and_batches_over_eight_devices():
     flags = os.environ.get("XLA_FLAGS", "")
     environment = os.environ | {
         "XLA_FLAGS": f"{flags} --xla_force_host_platform_device_count=8",

@@ -121,6 +121,11 @@ def test_rollout_derivatives(x64):
     for outer in (jax.jacrev, jax.jacfwd):
         found = jax.jit(outer(jax.grad(recurrence)))(*given)
         np.testing.assert_allclose(found, hessian, atol=1e-10)
+    # Mixed ones, too, with respect to arguments that the gradient leaves alone.
+    expected = jax.jit(jax.jacfwd(jax.grad(plain), 1))(*given)
+    for outer in (jax.jacrev, jax.jacfwd):
+        found = jax.jit(outer(jax.grad(recurrence), 1))(*given)
+        np.testing.assert_allclose(found, expected, atol=1e-10)
 
 
 def test_forward_mode_names_its_option():

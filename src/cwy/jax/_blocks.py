@@ -158,9 +158,7 @@ def partial_products(
         return given.u
     joining = Joining(adjointly, careful, axis)
     (panel,) = joining.joined(_panels(given, adjointly, axis), 1)
-    w = panel.w
-    if careful:
-        w = _rescaled(w, panel.square, axis)
+    w = _rescaled(panel.w, panel.square, axis)
     return w[0][..., : given.u.shape[-1]]
 
 

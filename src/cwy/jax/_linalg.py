@@ -233,10 +233,13 @@ def _inverse_by_products(s: Array) -> Array:
     padded = jnp.pad(s, [(0, 0)] * (s.ndim - 2) + [(0, whole - size)] * 2)
     diagonal = jnp.arange(whole) >= size
     s = padded + jnp.diag(diagonal.astype(s.dtype))
-    blocks = s.reshape(*s.shape[:-2], count, _DIRECT, count, _DIRECT)
+    # One dimension at a time, as an array that is divided among devices needs it.
+    columns = s.reshape(*s.shape[:-1], count, _DIRECT)
+    blocks = columns.reshape(*s.shape[:-2], count, _DIRECT, count, _DIRECT)
     same = jnp.eye(count, dtype=bool)[:, None, :, None]
     inverses = _inverse_by_substitution(jnp.sum(jnp.where(same, blocks, 0), -2))
-    t = jnp.where(same, inverses[..., :, :, None, :], 0).reshape(s.shape)
+    diagonal_blocks = jnp.where(same, inverses[..., :, :, None, :], 0)
+    t = diagonal_blocks.reshape(columns.shape).reshape(s.shape)
     index = jnp.arange(whole)
     block = _DIRECT
     while block < whole:

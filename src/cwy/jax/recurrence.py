@@ -332,10 +332,47 @@ def _pull_back(transition: Transition, g: Array) -> Array:
 def _gradient(transition: Transition, deltas: Array, before: Array) -> Transition:
     """Return the cotangent of the transition, by products over the rows of all steps at once."""
     if isinstance(transition, Formed):
-        return Formed(product(deltas.mT, before))
-    of_w = -product(deltas.mT, product(before, transition.y.conj()))
-    of_y = -product(before.mT, product(deltas, transition.w)).conj()
-    return LowRank(of_w, of_y, jnp.sum(deltas * before, 0))
+        return _transposed(lambda q: multiply(q, before), transition, deltas)
+    y = transition.y.conj()
+    inner = product(before, y)
+    of_w = _transposed(lambda w: product(inner, w.mT), transition.w, -deltas)
+    of_y = _transposed(lambda y: product(before, y), y, -product(deltas, transition.w))
+    of_d = _transposed(lambda d: before * d, transition.d, deltas)
+    return LowRank(of_w, of_y.conj(), of_d)
+
+
+def _transposed(linear: Callable[[Any], Array], like: Any, cotangent: Array) -> Any:
+    """Return the cotangent of the argument of a linear function, of the type of ``like``.
+
+    JAX's own transposition knows how arrays are divided among devices.
+    """
+    return jax.linear_transpose(linear, like)(cotangent)[0]
+
+
+def _varying_axes(x: Array) -> frozenset[str]:
+    """Return the mesh axes over which an array varies. Versions of JAX name them differently."""
+    kind = jax.typeof(x)
+    if hasattr(kind, "vma"):
+        return kind.vma
+    if hasattr(kind, "manual_axis_type"):
+        return kind.manual_axis_type.varying
+    return frozenset()
+
+
+def _vary_alike(tree: Any) -> Any:
+    """Return arrays that vary over the same mesh axes, inside of ``jax.shard_map``.
+
+    A cotangent must vary as its array does, and a scan's carry as what is added to it.
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    axes = frozenset().union(*map(_varying_axes, leaves))
+    alike = []
+    for leaf in leaves:
+        missing = axes - _varying_axes(leaf)
+        if missing:
+            leaf = lax.pcast(leaf, tuple(missing), to="varying")
+        alike.append(leaf)
+    return jax.tree.unflatten(structure, alike)
 
 
 def _states(
@@ -350,6 +387,7 @@ def _states(
     """Return the states of every step."""
     if x.shape[0] == 0:
         return x
+    x, h0, transition, threshold = _vary_alike((x, h0, transition, threshold))
     if plain:
         return _scan(x, h0, transition, threshold, f, unroll)[0]
     inputs = refuse(_REMEDY, (x, h0, transition, threshold))
@@ -396,11 +434,11 @@ def _backward(f, unroll, saved, cotangent):
         step, jnp.zeros_like(h0), (cotangent, states, kept), reverse=True, unroll=unroll
     )
     before = jnp.concatenate([h0[None], states[:-1]])
-    n = h0.shape[-1]
-    of_transition = _gradient(transition, deltas.reshape(-1, n), before.reshape(-1, n))
+    of_transition = _gradient(transition, deltas, before)
     of_threshold = None
     if threshold is not None:
-        of_threshold = jnp.sum((_direction(states) * deltas).real, (0, 1))
+        direction = _direction(states)
+        of_threshold = _transposed(lambda b: direction * b, threshold, deltas)
     return deltas, first, of_transition, of_threshold
 
 

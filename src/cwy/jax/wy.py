@@ -15,6 +15,7 @@ from ._checks import as_array, checked_signs, computed_in, vectors_of
 from ._linalg import (
     Axis,
     adjoint,
+    balanced_product,
     gram,
     over_rows,
     product,
@@ -299,7 +300,7 @@ def _multiply_by_factors(u: Array, t: Array, rows: Array, adjointly: bool, axis:
     if adjointly:
         t = adjoint(t)
     c = over_rows(product(adjoint(u), x), axis)
-    return (x - product(u, product(t, c))).mT
+    return (x - balanced_product(u, balanced_product(t, c))).mT
 
 
 _jitted_factors = jax.jit(_factors, static_argnums=1)
