@@ -48,7 +48,8 @@ def wy_factors(v: Any, *, axis_name: Axis = None) -> WY:
 
     Returns:
         ``WY(u, t)``: ``u (*, N, L)`` with unit columns, divided as v is, and ``t (*, L, L)``
-        upper-triangular, no entry above 4. For half-precision ``v`` they are float32.
+        upper-triangular, no entry above 4, up to rounding. For half-precision ``v`` they are
+        float32.
 
     Example:
         >>> import jax
