@@ -1,21 +1,31 @@
 """Initial values by name: orthogonal matrices to start from, and random reflection vectors.
 
 Each takes a key of ``jax.random``, except :func:`identity`. It also takes the shape N x M of the
-matrix, the number of reflections, a batch and a dtype. :func:`cwy.jax.householder_vectors` finds
-the vectors and signs of a matrix.
+matrix, the number of reflections, a batch and a dtype. A matrix may use that many reflections, and
+never uses more than M. :func:`cwy.jax.householder_vectors` finds the vectors and signs of a matrix.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
-from ._checks import computed_in
+from ._checks import (
+    check_dtype,
+    check_key,
+    checked_batch,
+    checked_flag,
+    checked_whole,
+    computed_in,
+    is_traced,
+)
 from ._linalg import real_dtype
 
 __all__ = ["haar", "helfrich", "henaff", "identity", "matched_length", "random"]
@@ -41,9 +51,10 @@ def henaff(
         >>> init.henaff(jax.random.key(0), 5).shape
         (5, 5)
     """
-    _check_square("henaff", n, m)
-    angles = _angles(key, n, reflections, -math.pi, math.pi, batch, dtype)
-    return _rotations(n, angles).astype(dtype)
+    wanted = _checked("henaff", n, m, reflections, batch, dtype)
+    _check_square(wanted)
+    angles = _angles(key, wanted, -math.pi, math.pi)
+    return _rotations(wanted.n, angles).astype(dtype)
 
 
 def helfrich(
@@ -67,11 +78,13 @@ def helfrich(
         >>> bool((init.helfrich(jax.random.key(0), 4).diagonal() >= 0).all())
         True
     """
-    _check_square("helfrich", n, m)
-    angles = _angles(key, n, reflections, 0.0, math.pi / 2, batch, dtype)
-    if exp:
+    wanted = _checked("helfrich", n, m, reflections, batch, dtype)
+    _check_square(wanted)
+    by_exp = checked_flag("helfrich", "exp", exp)
+    angles = _angles(key, wanted, 0.0, math.pi / 2)
+    if by_exp:
         angles = jnp.tan(angles / 2)
-    return _rotations(n, angles).astype(dtype)
+    return _rotations(wanted.n, angles).astype(dtype)
 
 
 def haar(
@@ -91,13 +104,16 @@ def haar(
         >>> init.haar(jax.random.key(0), 5, 3).shape
         (5, 3)
     """
-    m = _columns("haar", n, m)
-    if reflections is not None and reflections < m:
+    wanted = _checked("haar", n, m, reflections, batch, dtype)
+    _check_not_wide(wanted)
+    if wanted.reflections < wanted.m:
         raise ValueError(
-            f"haar: {reflections} reflections do not reach a Haar-random {n} x {m} matrix. "
-            "Leave reflections out, or use cwy.jax.init.random."
+            f"haar: {reflections} reflections do not reach a Haar-random {wanted.n} x {wanted.m} "
+            "matrix. Leave reflections out, or use cwy.jax.init.random."
         )
-    normal = jax.random.normal(key, (*batch, n, m), computed_in(dtype))
+    check_key("haar", key)
+    shape = (*wanted.batch, wanted.n, wanted.m)
+    normal = jax.random.normal(key, shape, computed_in(dtype))
     q, r = jnp.linalg.qr(normal)
     d = jnp.diagonal(r, axis1=-2, axis2=-1)
     return (q * (d / jnp.abs(d))[..., None, :]).astype(dtype)
@@ -118,8 +134,10 @@ def identity(
         >>> init.identity(2).tolist()
         [[1.0, 0.0], [0.0, 1.0]]
     """
-    m = _columns("identity", n, m)
-    return jnp.broadcast_to(jnp.eye(n, m, dtype=dtype), (*batch, n, m))
+    wanted = _checked("identity", n, m, reflections, batch, dtype)
+    _check_not_wide(wanted)
+    eye = jnp.eye(wanted.n, wanted.m, dtype=dtype)
+    return jnp.broadcast_to(eye, (*wanted.batch, *eye.shape))
 
 
 def random(
@@ -150,18 +168,15 @@ def random(
         >>> init.random(jax.random.key(0), 6, reflections=4).shape
         (6, 4)
     """
-    m = _columns("random", n, m)
-    count = m
-    if reflections is not None:
-        count = reflections
-    if not 1 <= count <= m or (count < m and m < n):
-        allowed = f"between 1 and {m}"
-        if m < n:
-            allowed = f"{m}, the number of columns"
-        raise ValueError(f"random: reflections must be {allowed}, got {count}.")
+    wanted = _checked("random", n, m, reflections, batch, dtype, fewest=1)
+    _check_not_wide(wanted)
+    _check_vectors(wanted)
     if length is None:
-        length = matched_length(n, m, count)
-    v = jax.random.normal(key, (*batch, n, count), computed_in(dtype))
+        length = matched_length(wanted.n, wanted.m, wanted.reflections)
+    _check_length(length)
+    check_key("random", key)
+    shape = (*wanted.batch, wanted.n, wanted.reflections)
+    v = jax.random.normal(key, shape, computed_in(dtype))
     return (v * (length / jnp.linalg.norm(v, axis=-2, keepdims=True))).astype(dtype)
 
 
@@ -195,40 +210,89 @@ def matched_length(n: int, m: int, reflections: int, overlap: float | None = Non
     return math.ldexp(round(mantissa * 32) / 32, exponent)
 
 
-def _columns(call: str, n: int, m: int | None) -> int:
-    """Return M, which is N if it is left out."""
+@dataclass(frozen=True)
+class _Wanted:
+    """Describe an initial value that a function was asked for, after checks.
+
+    Attributes:
+        call: the function.
+        n, m: the matrix is N x M.
+        reflections: how many it may use, M unless given.
+        batch, dtype: of the result.
+    """
+
+    call: str
+    n: int
+    m: int
+    reflections: int
+    batch: tuple[int, ...]
+    dtype: Any
+
+
+def _checked(
+    call: str, n: Any, m: Any, reflections: Any, batch: Any, dtype: Any, *, fewest: int = 0
+) -> _Wanted:
+    """Return what was asked for, or raise unless each part of it can be meant."""
+    n = checked_whole(call, "n", n)
     if m is None:
-        return n
-    if m > n:
+        m = n
+    m = checked_whole(call, "m", m)
+    count = m
+    if reflections is not None:
+        count = checked_whole(call, "reflections", reflections, fewest)
+    batch = checked_batch(call, batch)
+    check_dtype(call, dtype)
+    return _Wanted(call, n, m, count, batch, dtype)
+
+
+def _check_not_wide(wanted: _Wanted) -> None:
+    if wanted.m > wanted.n:
         raise ValueError(
-            f"{call}: expected M <= N, got {n} x {m}. For a wide matrix, transpose the result."
+            f"{wanted.call}: expected M <= N, got {wanted.n} x {wanted.m}. "
+            "For a wide matrix, transpose the result."
         )
-    return m
 
 
-def _check_square(call: str, n: int, m: int | None) -> None:
-    if m is not None and n != m:
+def _check_square(wanted: _Wanted) -> None:
+    if wanted.n != wanted.m:
         raise ValueError(
-            f"{call}: turning planes makes a square matrix, got {n} x {m}. "
+            f"{wanted.call}: turning planes makes a square matrix, got {wanted.n} x {wanted.m}. "
             "Use cwy.jax.init.haar or identity."
         )
 
 
-def _angles(
-    key: Array,
-    n: int,
-    reflections: int | None,
-    low: float,
-    high: float,
-    batch: Sequence[int],
-    dtype: Any,
-) -> Array:
+def _check_vectors(wanted: _Wanted) -> None:
+    """Raise unless so many vectors make a matrix of this shape."""
+    n = wanted.n
+    m = wanted.m
+    count = wanted.reflections
+    if m == 0:
+        raise ValueError(f"random: the matrix must have at least one column, got {n} x {m}.")
+    if count > m or (count < m and m < n):
+        allowed = f"between 1 and {m}"
+        if m < n:
+            allowed = f"{m}, the number of columns"
+        raise ValueError(f"random: reflections must be {allowed}, got {count}.")
+
+
+def _check_length(length: Any) -> None:
+    """Raise unless vectors can have this norm. A traced one cannot be checked."""
+    if is_traced(length):
+        return
+    try:
+        right = length > 0
+    except TypeError:
+        right = False
+    if not np.all(right):
+        raise ValueError(f"random: length must be a positive number, got {length!r}.")
+
+
+def _angles(key: Array, wanted: _Wanted, low: float, high: float) -> Array:
     """Draw angles uniform in [low, high], one for each plane that the reflections can turn."""
-    if reflections is None:
-        reflections = n
-    planes = min(reflections, n) // 2
-    real = real_dtype(computed_in(dtype))
-    return jax.random.uniform(key, (*batch, planes), real, low, high)
+    check_key(wanted.call, key)
+    planes = min(wanted.reflections, wanted.n) // 2
+    real = real_dtype(computed_in(wanted.dtype))
+    return jax.random.uniform(key, (*wanted.batch, planes), real, low, high)
 
 
 def _rotations(n: int, angles: Array) -> Array:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from ._checks import as_array, computed_in, is_traced
+from ._checks import as_array, as_whole, checked_signs, computed_in, is_traced, static_hint
 
 
 class Found(NamedTuple):
@@ -42,8 +42,8 @@ def householder_vectors(
     Args:
         q: ``(*, N, M)`` with orthonormal columns, $N \ge M$.
         reflections: L, by default M. Only a square matrix may have fewer than M.
-        signs: ``(*, M)``, the signs to try first when L < N. By default these are +1, then the
-            signs of q's diagonal.
+        signs: ``(*, M)`` or ``(M,)``, the signs to try first when L < N. By default these are +1,
+            then the signs of q's diagonal.
 
     Returns:
         ``(v, signs)``: ``v (*, N, L)`` with unit columns, none of them zero, and ``signs (*, M)``,
@@ -65,10 +65,8 @@ def householder_vectors(
         raise ValueError(
             f"householder_vectors: expected N >= M, got N = {n}, M = {m}. Pass the transpose."
         )
-    count = m
-    if reflections is not None:
-        count = reflections
-    _check_count(count, n, m)
+    count = _checked_count(reflections, n, m)
+    _check_hint(signs, q)
     if is_traced(q):
         if count < m:
             raise ValueError(
@@ -77,21 +75,51 @@ def householder_vectors(
                 "leave reflections out."
             )
         return _traced(q)
+    if count < m and is_traced(signs):
+        raise ValueError(
+            f"householder_vectors: {count} reflections of a matrix with {m} columns are found "
+            f"from the values of signs, got {signs}, which is traced. Call it outside of jit and "
+            "vmap, or leave signs out."
+        )
     found = _on_host(q, count, signs)
     v = found.v / np.linalg.norm(found.v, axis=-2, keepdims=True)
     return jnp.asarray(v, q.dtype), jnp.asarray(found.signs, q.dtype)
 
 
-def _check_count(count: int, n: int, m: int) -> None:
-    """Raise unless so many reflections can make an ``n`` x ``m`` matrix."""
+def _checked_count(reflections: Any, n: int, m: int) -> int:
+    """Return L, or raise unless so many reflections can make an ``n`` x ``m`` matrix."""
+    if m == 0:
+        raise ValueError(
+            f"householder_vectors: the matrix must have at least one column, got {n} x {m}."
+        )
+    if reflections is None:
+        return m
+    count = as_whole(reflections)
     if n == m:
-        right = 1 <= count <= m
-        allowed = f"between 1 and {m}"
+        right = count is not None and 1 <= count <= m
+        allowed = f"a whole number between 1 and {m}"
     else:
-        right = count == m and m >= 1
+        right = count == m
         allowed = f"{m}, the number of columns"
-    if not right:
-        raise ValueError(f"householder_vectors: reflections must be {allowed}, got {count}.")
+    if count is None or not right:
+        raise ValueError(
+            f"householder_vectors: reflections must be {allowed}, got {reflections!r}."
+            f"{static_hint(reflections)}"
+        )
+    return count
+
+
+def _check_hint(signs: Any, q: Array) -> None:
+    """Raise unless signs to try first can be those of ``q``."""
+    shape = (*q.shape[:-2], q.shape[-1])
+    if getattr(signs, "ndim", None) == 1:
+        shape = shape[-1:]
+    checked_signs("householder_vectors", signs, shape, on_host=True)
+    if signs is not None and jnp.iscomplexobj(signs) and not jnp.iscomplexobj(q):
+        raise TypeError(
+            f"householder_vectors: signs must be real for a matrix of {q.dtype}, "
+            f"got {signs.dtype}. Pass signs.real."
+        )
 
 
 @jax.custom_jvp

@@ -12,10 +12,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from ._checks import as_array, checked_signs, computed_in, is_traced
+from ._checks import (
+    as_array,
+    checked_flag,
+    checked_signs,
+    checked_whole,
+    computed_in,
+    is_traced,
+)
 from ._forward_mode import refuse
 from ._linalg import adjoint, product, real_dtype
-from .wy import WY
+from .wy import WY, checked_factors
 
 SLOPE = 0.01
 """The slope of leaky_relu, torch's default."""
@@ -180,6 +187,8 @@ def rollout(
     f = _checked_nonlinearity(nonlinearity, dtype)
     bias = _checked_bias(bias, n, f, dtype)
     live = _checked_lengths(lengths, x)
+    plain = checked_flag("rollout", "forward_mode", forward_mode) or callable(nonlinearity)
+    unroll = checked_whole("rollout", "unroll", unroll, least=1)
 
     x = x.astype(dtype)
     if live is not None:
@@ -193,7 +202,6 @@ def rollout(
         else:
             x = x + bias
     form = _form(transition, signs, dtype)
-    plain = forward_mode or callable(nonlinearity)
     states = _states(x, h0.astype(dtype), form, threshold, f, plain, unroll)
     last = h0.astype(dtype)
     if live is not None:
@@ -226,14 +234,8 @@ def _checked_transition(transition: Any, n: int) -> tuple[Array | WY, jnp.dtype]
                 f"rollout: transition must be ({n}, {n}) for states of {n}, got {q.shape}."
             )
         return q, q.dtype
-    u = as_array("rollout", "the factor u", transition.u)
-    t = as_array("rollout", "the factor t", transition.t)
-    if u.shape[:-1] != (n,) or t.shape != (u.shape[-1], u.shape[-1]):
-        raise ValueError(
-            f"rollout: the factors must be u ({n}, L) and t (L, L) for states of {n}, "
-            f"got {u.shape} and {t.shape}."
-        )
-    return WY(u, t), u.dtype
+    factors = checked_factors("rollout", transition, n)
+    return factors, factors.u.dtype
 
 
 def _checked_constant(name: str, value: Any, shape: tuple[int, ...]) -> Array | None:
@@ -251,7 +253,7 @@ def _checked_nonlinearity(
     if callable(nonlinearity):
         function = nonlinearity
         return Nonlinearity(lambda z, b: function(z), lambda g, h, kept, b: g, complex=True)
-    if nonlinearity not in NONLINEARITIES:
+    if not isinstance(nonlinearity, str) or nonlinearity not in NONLINEARITIES:
         names = ", ".join(map(repr, NONLINEARITIES))
         raise ValueError(
             f"rollout: nonlinearity must be one of {names} or a function, got {nonlinearity!r}."
@@ -285,17 +287,19 @@ def _checked_lengths(lengths: Any, x: Array) -> Array | None:
     """Return ``(T, B)``, which steps belong to a sequence, or None if all do."""
     if lengths is None:
         return None
-    lengths = jnp.asarray(lengths)
     steps, batch = x.shape[:2]
-    right = lengths.shape == (batch,) and jnp.issubdtype(lengths.dtype, jnp.integer)
-    if right and not is_traced(lengths):
-        values = np.asarray(lengths)
+    allowed = f"{batch} whole numbers from 1 to T = {steps}"
+    try:
+        ends = jnp.asarray(lengths)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"rollout: lengths must be {allowed}, got {lengths!r}.") from error
+    right = ends.shape == (batch,) and jnp.issubdtype(ends.dtype, jnp.integer)
+    if right and not is_traced(ends):
+        values = np.asarray(ends)
         right = bool(np.all((values >= 1) & (values <= steps)))
     if not right:
-        raise ValueError(
-            f"rollout: lengths must be {batch} whole numbers from 1 to T = {steps}, got {lengths}."
-        )
-    return jnp.arange(steps)[:, None] < lengths
+        raise ValueError(f"rollout: lengths must be {allowed}, got {lengths}.")
+    return jnp.arange(steps)[:, None] < ends
 
 
 def _form(transition: Array | WY, signs: Array | None, dtype: jnp.dtype) -> Transition:

@@ -11,7 +11,14 @@ import jax.numpy as jnp
 from jax import Array
 
 from ._blocks import Blocks, apply, blocks, normalize, partial_products
-from ._checks import as_array, checked_signs, computed_in, vectors_of
+from ._checks import (
+    as_array,
+    checked_axis,
+    checked_flag,
+    checked_signs,
+    computed_in,
+    vectors_of,
+)
 from ._linalg import (
     Axis,
     adjoint,
@@ -49,7 +56,8 @@ def wy_factors(v: Any, *, axis_name: Axis = None) -> WY:
 
     Returns:
         ``WY(u, t)``: ``u (*, N, L)`` with unit columns, divided as v is, and ``t (*, L, L)``
-        upper-triangular, no entry above 4. For half-precision ``v`` they are float32.
+        upper-triangular, no entry above 4, up to rounding. For half-precision ``v`` they are
+        float32.
 
     Example:
         >>> import jax
@@ -59,7 +67,32 @@ def wy_factors(v: Any, *, axis_name: Axis = None) -> WY:
         ((6, 4), (4, 4))
     """
     v = vectors_of("wy_factors", v)
-    return WY(*_jitted_factors(v.astype(computed_in(v.dtype)), axis_name))
+    axis = checked_axis("wy_factors", axis_name)
+    return WY(*_jitted_factors(v.astype(computed_in(v.dtype)), axis))
+
+
+def checked_factors(call: str, factors: WY, rows: int | None = None) -> WY:
+    """Return factors as arrays, or raise unless their shapes fit together.
+
+    Args:
+        call: the function that was called.
+        factors: what came.
+        rows: the N that a single pair of factors must have. By default any N and any batch will do.
+    """
+    u = as_array(call, "the factor u", factors.u)
+    t = as_array(call, "the factor t", factors.t)
+    size = u.shape[-1:]
+    right = u.ndim >= 2 and t.shape == u.shape[:-2] + size + size
+    allowed = "u (*, N, L) and t (*, L, L)"
+    if rows is not None:
+        right = right and u.shape[:-1] == (rows,)
+        allowed = f"u ({rows}, L) and t (L, L) for states of {rows}"
+    if not right:
+        raise ValueError(
+            f"{call}: the factors must be {allowed}, got {u.shape} and {t.shape}. "
+            "Pass both as wy_factors returns them."
+        )
+    return WY(u, t)
 
 
 def cwy_matrix(v: Any, *, signs: Any = None) -> Array:
@@ -151,20 +184,22 @@ def cwy_multiply(v: Any, x: Any, adjoint: bool = False, *, axis_name: Axis = Non
     """
     factors = None
     if isinstance(v, WY):
-        factors = WY(as_array("cwy_multiply", "u", v.u), as_array("cwy_multiply", "t", v.t))
+        factors = checked_factors("cwy_multiply", v)
         v = factors.u
     v = vectors_of("cwy_multiply", v)
     x = as_array("cwy_multiply", "x", x)
     batch = _checked_batch(v, x)
+    adjointly = checked_flag("cwy_multiply", "adjoint", adjoint)
+    axis = checked_axis("cwy_multiply", axis_name)
     result_dtype = jnp.promote_types(v.dtype, x.dtype)
     dtype = computed_in(result_dtype)
     rows = x.astype(dtype).reshape(*batch, math.prod(x.shape[len(batch) : -1]), x.shape[-1])
     if factors is None:
-        y = _jitted_multiply(v.astype(dtype), rows, bool(adjoint), axis_name)
+        y = _jitted_multiply(v.astype(dtype), rows, adjointly, axis)
     else:
         u = v.astype(dtype)
         t = factors.t.astype(dtype)
-        y = _jitted_multiply_by_factors(u, t, rows, bool(adjoint), axis_name)
+        y = _jitted_multiply_by_factors(u, t, rows, adjointly, axis)
     return y.reshape(x.shape).astype(result_dtype)
 
 
