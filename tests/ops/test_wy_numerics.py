@@ -27,6 +27,21 @@ def test_orthogonal_for_every_family(family, n, size, dtype, seed):
         assert departure(tcwy_matrix(v)) <= bound
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex128])
+def test_orthogonal_at_sizes_that_are_hard(family, dtype):
+    """Few rows and many vectors, and sizes around that of a block, with many seeds."""
+    for n, size in ((1, 48), (2, 48), (3, 44), (6, 48), (48, 48), (63, 63), (65, 65), (64, 5)):
+        bound = 20 * torch.finfo(dtype).eps * max(n, size)
+        if size > 8 * n:
+            bound *= 2
+        for seed in range(10):
+            v = vectors(family, n, size, torch.float64, seed).to(dtype)
+            assert departure(cwy_matrix(v)) <= bound, (n, size, seed)
+            if size <= n:
+                assert departure(tcwy_matrix(v)) <= bound, (n, size, seed)
+
+
 @given(st.sampled_from(FAMILIES), sizes, sizes, st.sampled_from([torch.float32, torch.float64]))
 def test_the_inverse_of_s_is_bounded(family, n, size, dtype):
     # A theorem: a column of T is at most 4 in each entry, and one of U T has norm 2. Zero vectors

@@ -14,7 +14,7 @@ from torch.autograd import Function
 from ..._torch import dispatch_mode_count
 from .._linalg import blocked_inverse, product, times, upper_product, widen_if_cheap
 from .._precision import in_full_precision
-from .composite import normalize, s_from, sign_columns
+from .composite import DOUBLE, normalize, s_from, scale_columns, sign_columns
 
 # Columns whose cosines stay below this need no float64 in S. Its rounding is below that of Q.
 _APART = 0.75
@@ -47,17 +47,28 @@ class FactorGradients(NamedTuple):
 
 def _factors(v: Tensor) -> Saved:
     u, reciprocal = normalize(v)
+    if u.dtype in DOUBLE:
+        s = s_from(upper_product(u, u))
+        t = blocked_inverse(s)
+        if not (_is_readable(u) and s.abs().max() <= _APART):
+            t = scale_columns(u, t)
+        return Saved(v, u, t, reciprocal)
     return Saved(v, u, blocked_inverse(_s_matrix(u)).to(u.dtype), reciprocal)
 
 
 def _s_matrix(u: Tensor) -> Tensor:
-    # Only on a CPU are values read without synchronization.
-    if type(u) is Tensor and u.device.type == "cpu" and u.numel() > _FEW:
+    """Return S of columns in single precision."""
+    if _is_readable(u):
         s = s_from(upper_product(u, u))
         if s.abs().max() <= _APART:
             return s
     u = widen_if_cheap(u)
     return s_from(upper_product(u, u))
+
+
+def _is_readable(u: Tensor) -> bool:
+    """Return whether there are many numbers, on a CPU. There they are read without waiting."""
+    return type(u) is Tensor and u.device.type == "cpu" and u.numel() > _FEW
 
 
 def _eye_minus(product: Tensor) -> Tensor:
@@ -72,14 +83,25 @@ def _eye_minus(product: Tensor) -> Tensor:
 
 def _form(saved: Saved) -> tuple[Tensor, Tensor]:
     """Return Q and $Y = UT^H$."""
-    y = times(saved.u, saved.t.mH, upper=False)
-    return _eye_minus(saved.u @ y.mH), y
+    u = saved.u
+    y = times(u, saved.t.mH, upper=False)
+    if u.dtype in DOUBLE:
+        return _eye_minus(_through_w(saved, u)), y
+    return _eye_minus(u @ y.mH), y
+
+
+def _through_w(saved: Saved, u: Tensor) -> Tensor:
+    """Return $WU^H$ with some rows of U. W has exact norms, and Y has not."""
+    return times(saved.u, saved.t) @ u.mH
 
 
 def _form_first_columns(saved: Saved) -> Tensor:
     """Return as many columns of Q as there are vectors."""
     u = saved.u
-    return _eye_minus(u @ (saved.t @ u[..., : u.shape[-1], :].mH))
+    top = u[..., : u.shape[-1], :]
+    if u.dtype in DOUBLE:
+        return _eye_minus(_through_w(saved, top))
+    return _eye_minus(u @ (saved.t @ top.mH))
 
 
 def _map_rows(saved: Saved, x: Tensor, adjoint: bool) -> Tensor:

@@ -6,6 +6,9 @@ from torch import Tensor
 from .._linalg import inverse, matmul, widen_if_cheap
 from .._precision import in_full_precision
 
+DOUBLE = (torch.float64, torch.complex128)
+"""The dtypes for which S has no wider one."""
+
 
 def largest_reciprocal(dtype: torch.dtype) -> float:
     """Return the bound of reciprocal norms in gradients, a power of two.
@@ -46,10 +49,7 @@ def normalize(v: Tensor) -> tuple[Tensor, Tensor]:
 
 def _reciprocal_norm(w: Tensor) -> Tensor:
     r"""Return $1/\lVert w_i\rVert$ of scaled columns, 0 for a zero column."""
-    if w.is_complex():
-        square = (w * w.conj()).real.sum(-2, keepdim=True)
-    else:
-        square = (w * w).sum(-2, keepdim=True)
+    square = _square(w)
     zero = square == 0
     return torch.where(zero, 0, torch.where(zero, 1, square).rsqrt())
 
@@ -74,6 +74,27 @@ def s_from(gram: Tensor) -> Tensor:
     return gram.triu(1) + torch.diag_embed(torch.where(square == 0, 1, square) / 2)
 
 
+def scale_columns(u: Tensor, t: Tensor) -> Tensor:
+    r"""Return T with scaled columns, so that those of $UT$ have norm $2/\lVert u_j\rVert$.
+
+    They have it but for rounding. For nearly parallel vectors the error of T is along the columns,
+    and this removes most of it. In single precision S is wider than T, and it is not needed. The
+    factors are so near 1 that derivatives leave them out.
+    """
+    u = u.detach()
+    w = matmul(u, t.detach())
+    square = _square(w / 2) * _square(u)
+    zero = square == 0
+    return t * torch.where(zero, 1, square).rsqrt()
+
+
+def _square(w: Tensor) -> Tensor:
+    """Return the squared norms of columns."""
+    if w.is_complex():
+        return (w * w.conj()).real.sum(-2, keepdim=True)
+    return (w * w).sum(-2, keepdim=True)
+
+
 def _eye_like(q: Tensor) -> Tensor:
     return torch.eye(q.shape[-2], q.shape[-1], dtype=q.dtype, device=q.device)
 
@@ -81,7 +102,10 @@ def _eye_like(q: Tensor) -> Tensor:
 @in_full_precision
 def wy_factors(v: Tensor) -> tuple[Tensor, Tensor]:
     u, _ = normalize(v)
-    return u, inverse(s_matrix(u)).to(u.dtype)
+    t = inverse(s_matrix(u)).to(u.dtype)
+    if u.dtype in DOUBLE:
+        t = scale_columns(u, t)
+    return u, t
 
 
 @in_full_precision
