@@ -1,5 +1,7 @@
 """What users compose: jit, grad, jvp, vmap, checkpoint, scan, second derivatives, precision."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 
 from cwy.jax import cwy_matrix, cwy_multiply, householder_vectors, rollout, tcwy_matrix, wy_factors
 from cwy.jax._linalg import triangular_inverse
+from cwy.jax.recurrence import NONLINEARITIES
 from tests.jax.helpers import equations, family, normal
 
 
@@ -126,6 +129,18 @@ def test_rollout_derivatives(x64):
     for outer in (jax.jacrev, jax.jacfwd):
         found = jax.jit(outer(jax.grad(recurrence), 1))(*given)
         np.testing.assert_allclose(found, expected, atol=1e-10)
+
+
+@pytest.mark.parametrize("nonlinearity", list(NONLINEARITIES))
+def test_both_modes_have_one_derivative_at_zero(nonlinearity, x64):
+    x = np.zeros((2, 3, 4))
+    h0 = np.zeros((3, 4))
+
+    def cost(x, **options):
+        return rollout(x, h0, np.eye(4), nonlinearity=nonlinearity, **options)[0].sum()
+
+    adjoint = jax.grad(cost)(x)
+    np.testing.assert_array_equal(jax.grad(partial(cost, forward_mode=True))(x), adjoint)
 
 
 def test_forward_mode_names_its_option():

@@ -57,7 +57,8 @@ class Nonlinearity:
 def modrelu(z: Array, bias: Array | None) -> Array:
     r"""Compute $\mathrm{sgn}(z)\,\mathrm{relu}(|z| + b)$, real or complex."""
     if bias is None:
-        return z
+        # The derivative at zero is zero, as with a bias.
+        return jnp.where(z != 0, z, 0)
     if not jnp.iscomplexobj(z):
         return jnp.sign(z) * jax.nn.relu(jnp.abs(z) + bias)
     square = z.real**2 + z.imag**2
@@ -76,13 +77,14 @@ NONLINEARITIES: dict[str, Nonlinearity] = {
         modrelu, lambda g, h, kept, b: jnp.where(h != 0, g, 0), threshold=True, complex=True
     ),
     "abs": Nonlinearity(
-        lambda z, b: jnp.abs(z),
+        # The derivative at zero is zero, as torch has it. That of jnp.abs is one.
+        lambda z, b: z * lax.stop_gradient(jnp.sign(z)),
         lambda g, h, sign, b: g * sign.astype(g.dtype),
         keep=lambda z: jnp.sign(z).astype(jnp.int8),
     ),
     "relu": Nonlinearity(lambda z, b: jax.nn.relu(z), lambda g, h, kept, b: jnp.where(h > 0, g, 0)),
     "leaky_relu": Nonlinearity(
-        lambda z, b: jax.nn.leaky_relu(z, SLOPE),
+        lambda z, b: jnp.where(z > 0, z, SLOPE * z),
         lambda g, h, kept, b: jnp.where(h > 0, g, SLOPE * g),
     ),
     "tanh": Nonlinearity(lambda z, b: jnp.tanh(z), lambda g, h, kept, b: g * (1 - h * h)),
