@@ -158,7 +158,9 @@ def partial_products(
         return given.u
     joining = Joining(adjointly, careful, axis)
     (panel,) = joining.joined(_panels(given, adjointly, axis), 1)
-    w = _rescaled(panel.w, panel.square, axis)
+    w = panel.w
+    if given.parts.shape[0] > 1:
+        w = _rescaled(w, panel.square, axis)
     return w[0][..., : given.u.shape[-1]]
 
 
