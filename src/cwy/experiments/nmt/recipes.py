@@ -104,7 +104,7 @@ def paper(method: str, reflections: int | None = None) -> NmtConfig:
 
 @dataclass(frozen=True)
 class Point:
-    """Hold a point of the search ``python -m cwy.experiments.nmt.sweep tune``."""
+    """Hold what ``python -m cwy.experiments.nmt.sweep`` varies."""
 
     lr: float
     orthogonal_lr: float
@@ -115,27 +115,29 @@ class Point:
 TUNED = {
     "lstm": Point(lr=1e-3, orthogonal_lr=1e-3, embedding_scale=0.2, input_scale=1.0),
     "gru": Point(lr=1.03e-3, orthogonal_lr=1.53e-3, embedding_scale=0.17, input_scale=0.96),
-    "rnn": Point(lr=1.03e-3, orthogonal_lr=1.53e-3, embedding_scale=0.17, input_scale=0.96),
+    "rnn": Point(lr=4.34e-4, orthogonal_lr=1.05e-4, embedding_scale=0.823, input_scale=1.43),
     "cwy": Point(lr=1.32e-3, orthogonal_lr=8.99e-3, embedding_scale=0.0657, input_scale=0.563),
     "scornn": Point(lr=1.03e-3, orthogonal_lr=1.53e-3, embedding_scale=0.17, input_scale=0.96),
     "exprnn": Point(lr=1.03e-3, orthogonal_lr=1.53e-3, embedding_scale=0.17, input_scale=0.96),
     "rgd": Point(lr=1.03e-3, orthogonal_lr=0.153, embedding_scale=0.17, input_scale=0.96),
 }
-"""The best points by method, of ten that were tried (five for ``scornn``, three for ``exprnn``).
+"""The best points by method, of ten in the search (five for ``scornn``, three for ``exprnn``).
 
-The LSTM has one that is worse after two epochs, which the search counts, and better after three.
-``rgd`` was not searched, and other methods take the point of ``cwy``.
+That of the LSTM is from the stage "start". After three epochs it is better than the search's best.
+That of ``rgd`` is a guess. Other methods take the point of ``cwy``.
 """
 
 
 def tuned(method: str, reflections: int | None = None) -> NmtConfig:
-    """Return settings that train well: the paper's network with ReLU and a tuned start.
+    """Return settings that train well: the paper's network with a tuned start.
+
+    Orthogonal networks have ReLU.
 
     A tenth of the training pairs chooses the epoch. Training ends when two epochs in a row are
     not better.
     """
     config = paper(method, reflections)
-    if method not in ("lstm", "gru"):
+    if method not in ("rnn", "lstm", "gru"):
         config = replace(config, nonlinearity="relu")
     point = TUNED.get(method, TUNED["cwy"])
     return replace(config, **asdict(point), validation=0.1, patience=2)

@@ -1,15 +1,17 @@
 """Tune, train and time the networks of translation. Each stage is a command.
 
-1. ``tune``: every network gets the same points of a random search, two epochs each.
-2. ``final``: every network is trained for up to ten epochs with several seeds, at its best point.
-3. ``rate``: the paper's learning rate, with twelve settings that may rescue it.
-4. ``best-rate``: those of these settings that ``--rescues`` names, for ten epochs.
-5. ``start``: three networks with embeddings of three scales, at one learning rate.
-6. ``common``: a few networks at one point for all, for ten epochs. The search prefers points that
-   learn fast, and an LSTM begins slowly.
-7. ``time``: every network alone, one after another.
+1. "tune": networks with a search get the same points, two epochs each.
+2. "final": every network is trained for up to ten epochs with several seeds,
+   at its best point.
+3. "rate": the paper's learning rate, as it is and with eleven settings that
+   may rescue it.
+4. "best-rate": those of these settings that --rescues names, for ten epochs.
+5. "start": three networks with embeddings of three scales, at one rate.
+6. "common": a few networks at one point for all, for ten epochs. The search
+   prefers points that learn fast, and an LSTM begins slowly.
+7. "time": every network alone, one after another.
 
-``python -m cwy.experiments.nmt.sweep STAGE OUT [--device cuda] [--processes 16] [...]``
+python -m cwy.experiments.nmt.sweep STAGE OUT [--device cuda] [...]
 """
 
 from __future__ import annotations
@@ -339,9 +341,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("stage", choices=STAGES)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--precision", default="float32")
+    parser.add_argument("out", type=Path, help="the folder of all stages")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--precision", default="float32", help="float32, bfloat16 or float64")
     parser.add_argument("--processes", type=int, default=1, help="the stage time takes one")
     parser.add_argument("--seconds", type=float, default=1e9, help="start no run after this")
     parser.add_argument(
@@ -352,9 +354,15 @@ def main() -> None:
     )
     parser.add_argument("--seeds", default="0,1,2", help="for final and common")
     parser.add_argument("--rescues", default="small-warm-clip,all", help="for best-rate")
-    parser.add_argument("--set", action="append", default=[], help="key=value, for every run")
     parser.add_argument(
-        "--known", type=Path, action="append", default=[], help="lines of an earlier sweep"
+        "--set", action="append", default=[], help="key=value, for every run, repeated"
+    )
+    parser.add_argument(
+        "--known",
+        type=Path,
+        action="append",
+        default=[],
+        help="records of a sweep, repeated",
     )
     given = parser.parse_args()
     for path in given.known:
