@@ -51,13 +51,15 @@ def balanced_product(a: Array, b: Array) -> Array:
     if a.shape[-1] % 2 == 1:
         a = jnp.pad(a, [(0, 0)] * (a.ndim - 1) + [(0, 1)])
         b = jnp.pad(b, [(0, 0)] * (b.ndim - 2) + [(0, 1), (0, 0)])
-    columns = (a[..., 0::2], a[..., 1::2])
-    rows = (b[..., 0::2, :] / 2, b[..., 1::2, :] / 2)
-    a = jnp.concatenate([columns[0] + columns[1], columns[0] - columns[1]], -1)
-    b = jnp.concatenate([rows[0] + rows[1], rows[0] - rows[1]], -2)
+    even_columns = a[..., 0::2]
+    odd_columns = a[..., 1::2]
+    even_rows = b[..., 0::2, :] / 2
+    odd_rows = b[..., 1::2, :] / 2
+    left = jnp.concatenate([even_columns + odd_columns, even_columns - odd_columns], -1)
+    right = jnp.concatenate([even_rows + odd_rows, even_rows - odd_rows], -2)
     # Without the barrier, XLA would try kernels for a product with these sums inside.
-    a, b = lax.optimization_barrier((a, b))
-    return product(a, b)
+    left, right = lax.optimization_barrier((left, right))
+    return product(left, right)
 
 
 def adjoint(a: Array) -> Array:

@@ -48,12 +48,19 @@ class FactorGradients(NamedTuple):
 def _factors(v: Tensor) -> Saved:
     u, reciprocal = normalize(v)
     if u.dtype in DOUBLE:
-        s = s_from(upper_product(u, u))
-        t = blocked_inverse(s)
-        if not (_is_readable(u) and s.abs().max() <= _APART):
-            t = scale_columns(u, t)
-        return Saved(v, u, t, reciprocal)
-    return Saved(v, u, blocked_inverse(_s_matrix(u)).to(u.dtype), reciprocal)
+        t = _t_in_double(u)
+    else:
+        t = blocked_inverse(_s_matrix(u)).to(u.dtype)
+    return Saved(v, u, t, reciprocal)
+
+
+def _t_in_double(u: Tensor) -> Tensor:
+    """Return T of columns in double precision. There is no wider dtype for S."""
+    s = s_from(upper_product(u, u))
+    t = blocked_inverse(s)
+    if _is_readable(u) and s.abs().max() <= _APART:
+        return t
+    return scale_columns(u, t)
 
 
 def _s_matrix(u: Tensor) -> Tensor:
@@ -90,9 +97,9 @@ def _form(saved: Saved) -> tuple[Tensor, Tensor]:
     return _eye_minus(u @ y.mH), y
 
 
-def _through_w(saved: Saved, u: Tensor) -> Tensor:
-    """Return $WU^H$ with some rows of U. W has exact norms, and Y has not."""
-    return times(saved.u, saved.t) @ u.mH
+def _through_w(saved: Saved, rows: Tensor) -> Tensor:
+    """Return $WU^H$ with some rows of U. Columns of W have exact norms, those of Y have not."""
+    return times(saved.u, saved.t) @ rows.mH
 
 
 def _form_first_columns(saved: Saved) -> Tensor:

@@ -78,8 +78,8 @@ def scale_columns(u: Tensor, t: Tensor) -> Tensor:
     r"""Return T with scaled columns, so that those of $UT$ have norm $2/\lVert u_j\rVert$.
 
     They have it but for rounding. For nearly parallel vectors the error of T is along the columns,
-    and this removes most of it. In single precision S is wider than T, and it is not needed. The
-    factors are so near 1 that derivatives leave them out.
+    and this removes most of it. In single precision S is wider than T, so there it is not needed.
+    The factors are so near 1 that derivatives leave them out.
     """
     u = u.detach()
     w = matmul(u, t.detach())
