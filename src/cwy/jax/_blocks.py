@@ -21,6 +21,7 @@ from ._linalg import (
     inner_products,
     over_rows,
     product,
+    product_over_rows,
     real_dtype,
     s_from,
     squared_norms,
@@ -226,5 +227,5 @@ class Joining(NamedTuple):
         if self.careful:
             c = 2 * inner_products(transform.u, panels.w / 2, self.axis)
         else:
-            c = over_rows(product(adjoint(transform.u), panels.w), self.axis)
+            c = product_over_rows(transform.u, panels.w, self.axis)
         return Panels(panels.u, panels.w - balanced_product(transform.w, c), panels.square)

@@ -32,6 +32,9 @@ _PANELS = 4
 _CUT = 2048
 """The size from which such a product is cut. Panels of a smaller one would not fill a GPU."""
 
+_ROWS = 512
+"""The most rows over which a kernel sums at once, where the sum must keep its digits."""
+
 _DIRECT = 8
 """The rows of a triangular matrix that are inverted by substitution, without products."""
 
@@ -60,6 +63,31 @@ def balanced_product(a: Array, b: Array) -> Array:
     # Without the barrier, XLA would try kernels for a product with these sums inside.
     left, right = lax.optimization_barrier((left, right))
     return product(left, right)
+
+
+def product_over_rows(a: Array, b: Array, axis: Axis = None) -> Array:
+    """Return ``a^H b`` for ``a, b (*, N, L)``, summed over a few hundred rows at a time.
+
+    A kernel may add thousands of terms one after another. Its rounding errors grow with their
+    number, and for vectors from a space of few dimensions they all point the same way.
+    """
+    rows = a.shape[-2]
+    groups = -(-rows // _ROWS)
+    if groups > 1:
+        a = _in_groups(a, groups)
+        b = _in_groups(b, groups)
+        # Without the barrier, XLA would make one product of all rows again.
+        each = lax.optimization_barrier(product(adjoint(a), b))
+        return over_rows(jnp.sum(each, -3), axis)
+    return over_rows(product(adjoint(a), b), axis)
+
+
+def _in_groups(x: Array, groups: int) -> Array:
+    """Return ``(*, groups, rows, L)``, with zero rows at the end where rows do not suffice."""
+    *batch, rows, columns = x.shape
+    each = -(-rows // groups)
+    below = [(0, 0)] * len(batch) + [(0, groups * each - rows), (0, 0)]
+    return jnp.pad(x, below).reshape(*batch, groups, each, columns)
 
 
 def adjoint(a: Array) -> Array:
