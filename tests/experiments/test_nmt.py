@@ -351,6 +351,7 @@ def test_recipes_of_the_paper_keep_its_settings_and_others_are_tuned():
     tuned = task.settings("nmt/cwy-128").config
     assert (tuned.nonlinearity, tuned.reflections, tuned.validation) == ("relu", 128, 0.1)
     assert tuned.embedding_scale < 1
+    assert (paper.dropout, tuned.dropout) == (None, 0.3)
     for method in ("rnn", "gru", "lstm"):
         assert task.settings(f"nmt/{method}").config.lr < 1e-2
 
