@@ -7,8 +7,9 @@
    may rescue it.
 4. "best-rate": those of these settings that --rescues names, for ten epochs.
 5. "start": three networks with embeddings of three scales, at one rate.
-6. "common": a few networks at one point for all, for ten epochs. The search
-   prefers points that learn fast, and an LSTM begins slowly.
+6. "common": a few networks at one point for all, for ten epochs, with dropout
+   and decay and without. The search prefers points that learn fast, and an
+   LSTM begins slowly.
 7. "time": every network alone, one after another.
 
 python -m cwy.experiments.nmt.sweep STAGE OUT [--device cuda] [...]
@@ -54,6 +55,8 @@ SCALES = (1, 0.2, 0.05)
 """Of the embeddings, in the stage that compares them."""
 COMMON = ("lr=1e-3", "orthogonal_lr=1e-3", "embedding_scale=0.2")
 """The point of the stage that has one for all."""
+DECAYING = ("lr=2e-3", "orthogonal_lr=2e-3", "embedding_scale=0.2", "warmup=1000")
+"""The same with a rate that rises to twice as much, and falls to half as much in ten epochs."""
 
 
 @dataclass(frozen=True)
@@ -269,13 +272,18 @@ def starts() -> list[Planned]:
 
 
 def commons(seeds: Sequence[int]) -> list[Planned]:
-    """Return the runs at one point for all networks, with dropout and without."""
+    """Return the runs at one point for all networks: plain, with dropout, and with decay, too."""
     networks = (BASELINES[0], BASELINES[1], _cwy("relu", 512))
+    variants = {
+        "": COMMON,
+        "-dropout": (*COMMON, *REGULAR),
+        "-dropout-decay": (*DECAYING, *REGULAR),
+    }
     runs = []
     for seed in seeds:
         for network in networks:
-            for ending, regular in (("", ()), ("-dropout", REGULAR)):
-                settings = (*network.settings, *regular, *COMMON, HELD_OUT, PATIENCE, *QUIET)
+            for ending, start in variants.items():
+                settings = (*network.settings, *start, HELD_OUT, PATIENCE, *QUIET)
                 folder = f"nmt/common-{network.name}{ending}-seed{seed}"
                 runs.append(Planned(folder, "nmt/paper", network.method, seed, settings))
     return runs
