@@ -303,6 +303,13 @@ def test_what_can_not_translate_says_why(whole, trained, tmp_path):
     refused(other, "are not those of its settings: they hold no words", "hola")
 
 
+def test_the_best_epoch_translates_and_not_the_last(trained, tmp_path, capsys):
+    shutil.copy(trained / "config.json", tmp_path)
+    shutil.copy(trained / "weights.safetensors", tmp_path / "best.safetensors")
+    (tmp_path / "weights.safetensors").write_bytes(b"a later epoch")
+    assert said(capsys, tmp_path, "mi gato ve tu casa.")[0] == ["my cat sees your house ."]
+
+
 def test_a_run_goes_on_with_its_own_data_alone(pairs, tmp_path, monkeypatch, capsys):
     content, out = pairs.read_text(), tmp_path / "run"
     (tmp_path / "pairs.tsv").write_text(content)

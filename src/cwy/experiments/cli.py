@@ -241,7 +241,7 @@ def translate(
         typer.Option(
             metavar="N",
             min=1,
-            help="Translate the first N held-out pairs instead.",
+            help="Translate the first N validation pairs of the run, or test pairs.",
             show_default=False,
         ),
     ] = None,

@@ -145,10 +145,14 @@ class Folder:
         _atomic.write(self.path / name, content)
 
     def read_weights(self, say: Callable[[str], object]) -> dict[str, Tensor]:
-        """Return the real state dict at the end, or that of the last checkpoint before it."""
-        path = self.path / WEIGHTS
-        if path.exists():
-            return read_weights(path)
+        """Return the real state dict of the best evaluation, or else the last one.
+
+        A run that has not ended has the last one in a checkpoint.
+        """
+        for name in (BEST, WEIGHTS):
+            path = self.path / name
+            if path.exists():
+                return read_weights(path)
         content = checkpoint.last(self.checkpoints, say)
         if not content:
             raise ConfigError(f"{self.path} has neither {WEIGHTS} nor a checkpoint yet.")

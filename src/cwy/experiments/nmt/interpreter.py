@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..engine.config import ConfigError
 from ..engine.files import Damaged
-from ..engine.folder import WEIGHTS, Folder
+from ..engine.folder import Folder
 from ..engine.task import PRECISIONS, Settings
 from .corpus import load
 from .decode import decode
@@ -43,7 +43,8 @@ class Interpreter:
     """Translate by the network of a run folder, without the data of the run.
 
     Args:
-        path: the run folder. A run that has not ended is read from its last checkpoint.
+        path: the run folder. The network is that of the best epoch. A run without one is read from
+            its last checkpoint.
         device: where to translate.
         say: prints which checkpoints are damaged.
     """
@@ -129,7 +130,5 @@ def _model(path: Path, settings: Settings, weights: dict[str, Tensor]) -> Transl
     except (ValueError, RuntimeError) as error:
         # torch lists everything that does not fit. The first line is enough.
         reason = str(error).splitlines()[:2][-1].strip().rstrip(".")
-        raise Damaged(
-            f"the weights in {path} ({WEIGHTS}) are not those of its settings: {reason}."
-        ) from None
+        raise Damaged(f"the weights in {path} are not those of its settings: {reason}.") from None
     return model

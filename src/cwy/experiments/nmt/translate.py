@@ -26,7 +26,8 @@ def translate(
         texts: sentences, or None for the lines of stdin. A blank line stays blank.
         beams: width of the beam search, 1 for greedy.
         attention: file to draw the attention of one sentence to.
-        held_out: number of held-out pairs of the run to print, in place of texts.
+        held_out: number of validation pairs of the run to print, in place of texts. A run without
+            them prints test pairs.
         device: where to translate.
         say: prints notes.
     """
