@@ -158,8 +158,8 @@ DESCRIPTIONS = {
             _over_epochs("train", "training"),
         ),
         columns=(
-            Column("held-out loss per word", _last("loss"), "{:.3f}".format),
-            Column("held-out perplexity", _last("perplexity"), "{:.4g}".format),
+            Column("test loss per word", _last("loss"), "{:.3f}".format),
+            Column("test perplexity", _last("perplexity"), "{:.4g}".format),
             Column("loss as the paper counts", _last("paper_loss"), "{:.3f}".format),
             Column("perplexity as the paper counts", _last("paper_perplexity"), "{:.4g}".format),
             Column("BLEU", _last("bleu"), "{:.1f}".format),
