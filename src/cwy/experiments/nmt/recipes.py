@@ -154,10 +154,10 @@ def tanh(method: str, reflections: int | None = None) -> NmtConfig:
 
 
 def small(method: str) -> NmtConfig:
-    """Return settings for a CPU: two minutes, for understandable translations of short sentences.
+    """Return settings for a CPU: three minutes, for understandable translations of short sentences.
 
     With abs, or embeddings of scale 1, an orthogonal network learns far slower than with ReLU and
-    small embeddings.
+    small embeddings. More pairs and fewer epochs learn more in the same time.
     """
     return replace(
         paper(method),
@@ -165,11 +165,12 @@ def small(method: str) -> NmtConfig:
         hidden_size=128,
         embedding_size=64,
         embedding_scale=0.05,
-        pairs=20_000,
+        pairs=60_000,
         min_count=3,
-        epochs=6,
+        epochs=4,
         lr=1e-2,
         orthogonal_lr=3e-3,
+        warmup=300,
         save_every=100,
         test_batch_size=128,
     )
