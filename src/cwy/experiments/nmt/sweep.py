@@ -273,7 +273,9 @@ def starts() -> list[Planned]:
 
 def commons(seeds: Sequence[int]) -> list[Planned]:
     """Return the runs at one point for all networks: plain, with dropout, and with decay, too."""
-    networks = (BASELINES[0], BASELINES[1], _cwy("relu", 512))
+    plain = _cwy("relu", 512)
+    gated = Network(f"{plain.name}-gate", plain.method, (*plain.settings, "gate=true"))
+    networks = (BASELINES[0], BASELINES[1], plain, gated)
     variants = {
         "": COMMON,
         "-dropout": (*COMMON, *REGULAR),
