@@ -241,7 +241,7 @@ def translate(
         typer.Option(
             metavar="N",
             min=1,
-            help="Translate the first N validation pairs of the run, or test pairs.",
+            help="Translate the run's first N validation pairs, or test pairs if it has none.",
             show_default=False,
         ),
     ] = None,

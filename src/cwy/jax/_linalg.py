@@ -68,8 +68,8 @@ def balanced_product(a: Array, b: Array) -> Array:
 def product_over_rows(a: Array, b: Array, axis: Axis = None) -> Array:
     """Return ``a^H b`` for ``a, b (*, N, L)``, summed over a few hundred rows at a time.
 
-    A kernel may add thousands of terms one after another. Its rounding errors grow with their
-    number, and for vectors from a space of few dimensions they all point the same way.
+    A kernel may add thousands of rows one after another. The rounding errors grow with their
+    number. For vectors from a space of few dimensions they are alike, and cost orthogonality.
     """
     rows = a.shape[-2]
     groups = -(-rows // _ROWS)

@@ -6,7 +6,7 @@
 3. "rate": the paper's learning rate, as it is and with eleven settings that
    may rescue it.
 4. "best-rate": those of these settings that --rescues names, for ten epochs.
-5. "start": three networks with embeddings of three scales, at one rate.
+5. "start": three networks with embeddings of three scales.
 6. "common": a few networks at one point for all, for ten epochs, with dropout
    and decay and without. The search prefers points that learn fast, and an
    LSTM begins slowly.
@@ -56,7 +56,7 @@ SCALES = (1, 0.2, 0.05)
 COMMON = ("lr=1e-3", "orthogonal_lr=1e-3", "embedding_scale=0.2")
 """The point of the stage that has one for all."""
 DECAYING = ("lr=2e-3", "orthogonal_lr=2e-3", "embedding_scale=0.2", "warmup=1000")
-"""The same with a rate that rises to twice as much, and falls to half as much in ten epochs."""
+"""The same, with a learning rate that rises to twice as much and falls to half as much."""
 
 
 @dataclass(frozen=True)
@@ -272,9 +272,12 @@ def starts() -> list[Planned]:
 
 
 def commons(seeds: Sequence[int]) -> list[Planned]:
-    """Return the runs at one point for all networks: plain, with dropout, and with decay, too."""
+    """Return the runs at one point for all networks.
+
+    Each network is trained as it is, with dropout, and with dropout and decay.
+    """
     plain = _cwy("relu", 512)
-    gated = Network(f"{plain.name}-gate", plain.method, (*plain.settings, "gate=true"))
+    gated = replace(plain, name=f"{plain.name}-gate", settings=(*plain.settings, "gate=true"))
     networks = (BASELINES[0], BASELINES[1], plain, gated)
     variants = {
         "": COMMON,
