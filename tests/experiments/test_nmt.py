@@ -562,6 +562,7 @@ def test_every_network_of_the_sweep_has_settings_that_exist():
         *sweep.rescues(sweep.RESCUES, sweep.EPOCHS),
         *sweep.starts(),
         *sweep.commons(sweep.SEEDS),
+        *sweep.decays(sweep.NETWORKS, sweep.DROPOUTS, sweep.SEEDS),
         *sweep.timings(sweep.NETWORKS, points),
     ]
     assert len({one.folder for one in every}) == len(every)

@@ -35,6 +35,7 @@ SETTINGS = [
     ("cwy", {"gate": True}),
     ("cwy", {"gate": True, "nonlinearity": "modrelu"}),
     ("cwy", {"gate": True, "input_bias": False}),
+    ("cwy", {"gate": True, "gate_encoder": False, "nonlinearity": "relu"}),
     ("cwy", {"input_bias": False}),
     ("rnn", {"input_bias": False}),
     ("gru", {"input_bias": False}),

@@ -64,7 +64,7 @@ def _at_end(states: Tensor, real: Tensor) -> Tensor:
 def _encoder_core(method: str, config: NmtConfig, inputs: int, dtype: torch.dtype) -> nn.Module:
     """Return the network that reads sentences, with its input map scaled."""
     n = config.hidden_size
-    if config.gate:
+    if config.gate and config.gate_encoder:
         return cell(method, config, inputs, dtype)
     if method not in BASELINES:
         core = OrthogonalRNN(inputs, n, **_orthogonal_options(method, config, dtype))

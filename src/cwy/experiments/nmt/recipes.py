@@ -36,6 +36,7 @@ class NmtConfig(RecurrentConfig):
         input_bias: whether the recurrences have a bias.
         zero_readout: whether the readout starts at zero.
         gate: whether a gate mixes each new state with the old one. For orthogonal methods.
+        gate_encoder: whether the encoder has the gate, too. Without it a kernel rolls it out.
         dropout: fraction of embeddings and of the readout's inputs that are zeroed in training.
         epochs: passes over the training pairs.
         bucket: lengths are padded to multiples of this.
@@ -54,6 +55,7 @@ class NmtConfig(RecurrentConfig):
     input_bias: bool = True
     zero_readout: bool = False
     gate: bool = False
+    gate_encoder: bool = True
     dropout: float | None = None
     epochs: int = 10
     bucket: int = 2

@@ -7,10 +7,12 @@
    may rescue it.
 4. "best-rate": those of these settings that --rescues names, for ten epochs.
 5. "start": three networks with embeddings of three scales.
-6. "common": a few networks at one point for all, for ten epochs, with dropout
-   and decay and without. The search prefers points that learn fast, and an
-   LSTM begins slowly.
-7. "time": every network alone, one after another.
+6. "common": three networks at one point for all, for ten epochs, with dropout
+   and without. The search prefers points that learn fast, and an LSTM begins
+   slowly.
+7. "decay": the same with a learning rate that decays, for more networks, with
+   two amounts of dropout.
+8. "time": every network alone, one after another.
 
 python -m cwy.experiments.nmt.sweep STAGE OUT [--device cuda] [...]
 """
@@ -30,7 +32,7 @@ import torch
 from ..engine.config import ConfigError, choose
 from ..sweeps import Place, Planned, lines, read, restore, train
 
-STAGES = ("tune", "final", "rate", "best-rate", "start", "common", "time")
+STAGES = ("tune", "final", "rate", "best-rate", "start", "common", "decay", "time")
 SEEDS = (0, 1, 2)
 POINTS = 10
 HELD_OUT = "validation=0.1"
@@ -57,6 +59,8 @@ COMMON = ("lr=1e-3", "orthogonal_lr=1e-3", "embedding_scale=0.2")
 """The point of the stage that has one for all."""
 DECAYING = ("lr=2e-3", "orthogonal_lr=2e-3", "embedding_scale=0.2", "warmup=1000")
 """The same, with a learning rate that rises to twice as much and falls to half as much."""
+DROPOUTS = (0.3, 0.5)
+"""Of the stage with a learning rate that decays."""
 
 
 @dataclass(frozen=True)
@@ -134,14 +138,35 @@ GAP = (
 
 Dropout takes the point without it. The gate is a network of its own, with a search of its own.
 """
+
+
+def _gated(nonlinearity: str, reflections: int, encoder: bool) -> Network:
+    """Return a network with a gate in its decoder, and perhaps in its encoder."""
+    plain = _cwy(nonlinearity, reflections)
+    name = f"{plain.name}-gate"
+    settings = (*plain.settings, "gate=true")
+    if not encoder:
+        name = f"{name}-decoder"
+        settings = (*settings, "gate_encoder=false")
+    return Network(name, "cwy", settings, points=0)
+
+
+DECAYED = (
+    *BASELINES[:2],
+    _cwy("relu", 512),
+    _cwy("relu", 256),
+    *(_gated(f, 256, encoder) for f in ("relu", "tanh") for encoder in (True, False)),
+)
+"""The networks of the stage with a learning rate that decays. The gated ones have no search."""
 GROUPS = {
     "baselines": BASELINES,
     "orthogonal": ORTHOGONAL,
     "lengths": LENGTHS,
     "rivals": RIVALS,
     "gap": GAP,
+    "decay": DECAYED,
 }
-NETWORKS = tuple(network for group in GROUPS.values() for network in group)
+NETWORKS = tuple(dict.fromkeys(network for group in GROUPS.values() for network in group))
 
 SMALL = "embedding_scale=0.05"
 WARM = "warmup=1000"
@@ -238,9 +263,8 @@ def finals(
             number = points.get(network.like or network.name)
             if seed not in network.seeds or number is None:
                 continue
-            settings = (*network.settings, *point(number, network), HELD_OUT, PATIENCE, *QUIET)
-            folder = f"nmt/tuned-{network.name}-seed{seed}"
-            runs.append(Planned(folder, "nmt/paper", network.method, seed, settings))
+            start = point(number, network)
+            runs.append(_trained(f"tuned-{network.name}", network, start, seed))
     return runs
 
 
@@ -272,45 +296,63 @@ def starts() -> list[Planned]:
 
 
 def commons(seeds: Sequence[int]) -> list[Planned]:
-    """Return the runs at one point for all networks.
+    """Return the runs at one point for all networks, with dropout and without."""
+    networks = (BASELINES[0], BASELINES[1], _cwy("relu", 512))
+    variants = {"": COMMON, "-dropout": (*COMMON, *REGULAR)}
+    return [
+        _trained(f"common-{network.name}{ending}", network, start, seed)
+        for seed in seeds
+        for network in networks
+        for ending, start in variants.items()
+    ]
 
-    Each network is trained as it is, with dropout, and with dropout and decay.
-    """
-    plain = _cwy("relu", 512)
-    gated = replace(plain, name=f"{plain.name}-gate", settings=(*plain.settings, "gate=true"))
-    networks = (BASELINES[0], BASELINES[1], plain, gated)
-    variants = {
-        "": COMMON,
-        "-dropout": (*COMMON, *REGULAR),
-        "-dropout-decay": (*DECAYING, *REGULAR),
-    }
-    runs = []
-    for seed in seeds:
-        for network in networks:
-            for ending, start in variants.items():
-                settings = (*network.settings, *start, HELD_OUT, PATIENCE, *QUIET)
-                folder = f"nmt/common-{network.name}{ending}-seed{seed}"
-                runs.append(Planned(folder, "nmt/paper", network.method, seed, settings))
-    return runs
+
+def decays(
+    networks: Iterable[Network], dropouts: Iterable[float], seeds: Sequence[int]
+) -> list[Planned]:
+    """Return the runs with a learning rate that decays, one for all networks."""
+    return [
+        _trained(
+            f"decay-{network.name}-dropout{dropout}",
+            network,
+            (*DECAYING, f"dropout={dropout}"),
+            seed,
+        )
+        for seed in seeds
+        for dropout in dropouts
+        for network in networks
+        if network in DECAYED
+    ]
+
+
+def _trained(name: str, network: Network, start: Iterable[str], seed: int) -> Planned:
+    """Return a run of up to ten epochs whose best epoch is tested."""
+    settings = (*network.settings, *start, HELD_OUT, PATIENCE, *QUIET)
+    return Planned(f"nmt/{name}-seed{seed}", "nmt/paper", network.method, seed, settings)
 
 
 def timings(networks: Iterable[Network], points: dict[str, int]) -> list[Planned]:
     """Return a run of one epoch for each network, without a test."""
+    seeds = SEEDS[:1]
     short = ("epochs=1", UNTESTED, "log_every=100")
+    runs = [*finals(networks, points, seeds), *decays(networks, DROPOUTS[:1], seeds)]
     return [
-        Planned(
-            run.folder.replace("nmt/tuned-", "time/"),
-            run.what,
-            run.method,
-            run.seed,
-            (*run.settings, *short),
+        replace(
+            run,
+            folder=run.folder.replace("nmt/", "time/").replace("tuned-", ""),
+            settings=(*run.settings, *short),
         )
-        for run in finals(networks, points, SEEDS[:1])
+        for run in runs
     ]
 
 
 def planned(
-    stage: str, out: Path, networks: Sequence[Network], seeds: Sequence[int], names: Sequence[str]
+    stage: str,
+    out: Path,
+    networks: Sequence[Network],
+    seeds: Sequence[int],
+    names: Sequence[str],
+    dropouts: Sequence[float],
 ) -> list[Planned]:
     """Return the runs of a stage.
 
@@ -319,6 +361,7 @@ def planned(
         out: the folder of the sweep, with the runs of the search.
         networks, seeds: which to train.
         names: the rescues of the stage "best-rate".
+        dropouts: of the stage "decay".
     """
     if stage == "tune":
         return trials(networks)
@@ -330,6 +373,8 @@ def planned(
         return starts()
     if stage == "common":
         return commons(seeds)
+    if stage == "decay":
+        return decays(networks, dropouts, seeds)
     points = chosen(out, NETWORKS)
     if stage == "time":
         return timings(networks, points)
@@ -363,10 +408,13 @@ def main() -> None:
         "--stop", type=float, default=1e9, help="save and stop runs after these seconds"
     )
     parser.add_argument(
-        "--networks", default=",".join(GROUPS), help="names or groups, for tune, final and time"
+        "--networks",
+        default=",".join(GROUPS),
+        help="names or groups, for tune, final, decay and time",
     )
-    parser.add_argument("--seeds", default="0,1,2", help="for final and common")
+    parser.add_argument("--seeds", default="0,1,2", help="for final, common and decay")
     parser.add_argument("--rescues", default="small-warm-clip,all", help="for best-rate")
+    parser.add_argument("--dropouts", default="0.3,0.5", help="for decay")
     parser.add_argument(
         "--set", action="append", default=[], help="key=value, for every run, repeated"
     )
@@ -388,9 +436,11 @@ def main() -> None:
     if given.stage == "time":
         processes = 1
     seeds = [int(seed) for seed in given.seeds.split(",")]
+    dropouts = [float(part) for part in given.dropouts.split(",")]
+    names = given.rescues.split(",")
     runs = [
         replace(run, settings=(*run.settings, *given.set))
-        for run in planned(given.stage, given.out, networks, seeds, given.rescues.split(","))
+        for run in planned(given.stage, given.out, networks, seeds, names, dropouts)
     ]
     now = time.time()
     place = Place(given.out, given.device, given.precision, now + given.seconds, now + given.stop)
