@@ -361,6 +361,10 @@ def test_recipes_of_the_paper_keep_its_settings_and_others_are_tuned():
     assert (paper.dropout, tuned.dropout) == (None, 0.3)
     for method in ("rnn", "gru", "lstm"):
         assert task.settings(f"nmt/{method}").config.lr < 1e-2
+    gated = task.settings("nmt/cwy-256-gate")
+    assert (gated.method, gated.config.reflections, gated.config.gate) == ("cwy", 256, True)
+    with pytest.raises(ConfigError, match="Add gate=true"):
+        task.settings("nmt/cwy-128", assignments=("gate_matrix=false",))
 
 
 def test_batches_have_few_shapes_and_every_pair_once(pairs):

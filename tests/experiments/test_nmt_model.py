@@ -14,10 +14,12 @@ from torch import nn
 from cwy.experiments.engine import task
 from cwy.experiments.nmt.cells import GatedCell
 from cwy.experiments.nmt.decode import decode
+from cwy.experiments.nmt.mix import FORMULAS, Mix
 from cwy.experiments.nmt.model import Translator
 from cwy.experiments.nmt.recipes import paper
 from cwy.experiments.nmt.shared import Shared
 from cwy.experiments.nmt.text import END, PAD, SPECIAL, START, UNKNOWN
+from cwy.ops.recurrence.nonlinearities import NONLINEARITIES
 from tests.helpers.runs import same
 
 METHODS = [
@@ -36,6 +38,8 @@ SETTINGS = [
     ("cwy", {"gate": True, "nonlinearity": "modrelu"}),
     ("cwy", {"gate": True, "input_bias": False}),
     ("cwy", {"gate": True, "gate_encoder": False, "nonlinearity": "relu"}),
+    ("cwy", {"gate": True, "gate_matrix": False, "nonlinearity": "tanh"}),
+    ("cwy", {"gate": True, "gate_matrix": False, "nonlinearity": "modrelu"}),
     ("cwy", {"input_bias": False}),
     ("rnn", {"input_bias": False}),
     ("gru", {"input_bias": False}),
@@ -46,7 +50,12 @@ SETTINGS = [
 def translator(method="cwy", reflections=None, n=8, words=6, dtype=torch.float64, **more):
     config = replace(paper(method, reflections), hidden_size=n, embedding_size=5, **more)
     names = [*SPECIAL, *map(chr, range(97, 97 + words))]
-    return Translator(method, config, {"source": names, "target": names}, dtype)
+    model = Translator(method, config, {"source": names, "target": names}, dtype)
+    for name, p in model.named_parameters():
+        if name.endswith("gate_factors"):
+            # They start at zero, where the gate does not depend on the state.
+            nn.init.normal_(p)
+    return model
 
 
 def sentences(lengths, width, words=10):
@@ -63,7 +72,11 @@ def advanced(cell, x, state):
     """One step of a cell of torch or of cwy.nn, or of one of these and its gate."""
     if not isinstance(cell, GatedCell):
         return cell(x, state)
-    gate = torch.sigmoid(cell.gate(x) + cell.gate_state(state))
+    if cell.gate_state is None:
+        matrix = cell.gate_factors.unsqueeze(1) * cell.core.weight_hh
+    else:
+        matrix = cell.gate_state.weight
+    gate = torch.sigmoid(cell.gate(x) + state @ matrix.mT)
     return (1 - gate) * state + gate * cell.core(x, state)
 
 
@@ -222,9 +235,12 @@ def test_decoding_finds_the_likeliest(method):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("method", "reflections"), METHODS)
-def test_on_the_gpu_it_is_the_same(method, reflections):
-    model = translator(method, reflections, n=64, dtype=torch.float32)
+@pytest.mark.parametrize(
+    ("method", "reflections", "more"),
+    [(*one, {}) for one in METHODS] + [(method, None, more) for method, more in SETTINGS],
+)
+def test_on_the_gpu_it_is_the_same(method, reflections, more):
+    model = translator(method, reflections, n=64, dtype=torch.float32, **more)
     source, target = sentences([4, 1, 6], 9), sentences([3, 5, 2], 8)
     expected = torch.cat([g.flatten() for g in _gradients(model, source, target)])
     found = torch.cat(
@@ -234,6 +250,29 @@ def test_on_the_gpu_it_is_the_same(method, reflections):
     assert (found - expected).norm() < (
         1e-3 if method in ("rnn", "gru", "lstm") else 1e-4
     ) * expected.norm()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("nonlinearity", FORMULAS)
+def test_the_kernels_of_a_gate_are_its_definition(nonlinearity):
+    x, r, h, factors = (
+        torch.randn(shape, dtype=torch.float64, device="cuda", requires_grad=True)
+        for shape in ((5, 66), (5, 33), (5, 33), (33,))
+    )
+    new = NONLINEARITIES[nonlinearity].define(x[:, :33] + r, None)
+    gate = torch.sigmoid(x[:, 33:] + factors * r)
+    expected = (1 - gate) * h + gate * new
+    mix = Mix(factors, nonlinearity)
+    assert mix.serves(h)
+    found = mix(x, r, h)
+    torch.testing.assert_close(found, expected, atol=1e-14, rtol=0)
+    direction = torch.randn_like(found)
+    # Two steps share the factors.
+    both = (found * direction).sum() + (mix(x, r, h) * direction).sum()
+    ours = torch.autograd.grad(both, (x, r, h, factors))
+    theirs = torch.autograd.grad(2 * (expected * direction).sum(), (x, r, h, factors))
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-13, rtol=0)
 
 
 def _gradients(model, source, target):
@@ -246,7 +285,14 @@ def _gradients(model, source, target):
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize(
     ("method", "more"),
-    [("cwy", {}), ("cwy", {"gate": True}), ("rnn", {}), ("gru", {}), ("lstm", {})],
+    [
+        ("cwy", {}),
+        ("cwy", {"gate": True}),
+        ("cwy", {"gate": True, "gate_matrix": False, "nonlinearity": "tanh"}),
+        ("rnn", {}),
+        ("gru", {}),
+        ("lstm", {}),
+    ],
 )
 def test_under_autocast_products_are_rounded_and_states_are_not(method, more, device):
     torch.manual_seed(0)

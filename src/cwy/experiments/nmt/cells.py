@@ -14,6 +14,7 @@ from ...nn import OrthogonalRNN, OrthogonalRNNCell
 from ...ops._precision import full_precision
 from ...ops.recurrence.nonlinearities import NONLINEARITIES
 from ..recurrent import BASELINES, check_baseline, raw_length
+from .mix import Mix
 from .recipes import NmtConfig
 from .shared import Shared
 
@@ -105,21 +106,30 @@ class GatedCell(nn.Module):
     $$ z_t = \sigma(W_z x_t + U_z h_{t-1} + b_z), \quad
        h_t = (1 - z_t) \odot h_{t-1} + z_t \odot f(Q h_{t-1} + W x_t + b). $$
 
+    Without a matrix of its own, the gate has $U_z = \mathrm{diag}(d)\, Q$. One product then serves
+    the cell and its gate.
+
     Args:
         core: the orthogonal cell.
         inputs: features of x.
         bias: whether the gate has one.
+        matrix: whether $U_z$ is a matrix of its own.
         dtype: of the gate.
     """
 
     def __init__(
-        self, core: OrthogonalRNNCell, inputs: int, bias: bool, dtype: torch.dtype
+        self, core: OrthogonalRNNCell, inputs: int, bias: bool, matrix: bool, dtype: torch.dtype
     ) -> None:
         super().__init__()
         n = core.hidden_size
         self.core = core
         self.gate = nn.Linear(inputs, n, bias=bias, dtype=dtype)
-        self.gate_state = nn.Linear(n, n, bias=False, dtype=dtype)
+        self.gate_state: nn.Linear | None = None
+        self.gate_factors: nn.Parameter | None = None
+        if matrix:
+            self.gate_state = nn.Linear(n, n, bias=False, dtype=dtype)
+        else:
+            self.gate_factors = nn.Parameter(torch.zeros(n, dtype=dtype))
 
 
 class Step(NamedTuple):
@@ -145,7 +155,7 @@ def cell(method: str, config: NmtConfig, inputs: int, dtype: torch.dtype) -> nn.
         core = OrthogonalRNNCell(inputs, config.hidden_size, **options)
         _scale(core.weight_ih, config)
         if config.gate:
-            return GatedCell(core, inputs, config.input_bias, dtype)
+            return GatedCell(core, inputs, config.input_bias, config.gate_matrix, dtype)
         return core
     check_baseline(method, config)
     options = _baseline_options(method, config)
@@ -194,7 +204,10 @@ def _orthogonal_step(core: OrthogonalRNNCell) -> Step:
 
 
 def _gated_step(core: GatedCell) -> Step:
-    """Stack the cell on its gate, so that one product serves both."""
+    """Stack the cell on its gate, so that one product with x serves both.
+
+    So does one product with h. Without a matrix, the gate reads that of the cell.
+    """
     plain = _orthogonal_step(core.core)
     bias = None
     if core.gate.bias is not None:
@@ -204,19 +217,29 @@ def _gated_step(core: GatedCell) -> Step:
             cell_bias = torch.zeros_like(core.gate.bias)
         bias = torch.cat([cell_bias, core.gate.bias])
 
+    transition = plain.transition
+    if core.gate_state is not None:
+        transition = torch.cat([plain.transition, core.gate_state.weight])
+
+    mix = None
+    if core.gate_factors is not None:
+        mix = Mix(core.gate_factors, cast(str, core.core.nonlinearity))
+
     def advance(x: Tensor, r: Tensor, state: State) -> State:
         (h,) = state
+        if mix is not None and mix.serves(h):
+            return (mix(x, r, h),)
         x_new, x_gate = x.chunk(2, -1)
-        r_new, r_gate = r.chunk(2, -1)
+        if core.gate_factors is not None:
+            r_new = r
+            r_gate = core.gate_factors * r
+        else:
+            r_new, r_gate = r.chunk(2, -1)
         (new,) = plain.advance(x_new, r_new, state)
         return (torch.lerp(h, new, torch.sigmoid(x_gate + r_gate)),)
 
-    return Step(
-        torch.cat([plain.weight, core.gate.weight]),
-        bias,
-        torch.cat([plain.transition, core.gate_state.weight]),
-        advance,
-    )
+    weight = torch.cat([plain.weight, core.gate.weight])
+    return Step(weight, bias, transition, advance)
 
 
 def _rolled(core: Step, x: Tensor) -> Tensor:
