@@ -140,22 +140,24 @@ Dropout takes the point without it. The gate is a network of its own, with a sea
 """
 
 
-def _gated(nonlinearity: str, reflections: int, encoder: bool) -> Network:
-    """Return a network with a gate in its decoder, and perhaps in its encoder."""
+def _gated(nonlinearity: str, reflections: int, kind: str, *settings: str) -> Network:
+    """Return a network with a gate of some kind."""
     plain = _cwy(nonlinearity, reflections)
-    name = f"{plain.name}-gate"
-    settings = (*plain.settings, "gate=true")
-    if not encoder:
-        name = f"{name}-decoder"
-        settings = (*settings, "gate_encoder=false")
-    return Network(name, "cwy", settings, points=0)
+    every = (*plain.settings, "gate=true", *settings)
+    return Network(f"{plain.name}-{kind}", "cwy", every, points=0)
 
 
 DECAYED = (
-    *BASELINES[:2],
+    *BASELINES[:3],
     _cwy("relu", 512),
     _cwy("relu", 256),
-    *(_gated(f, 256, encoder) for f in ("relu", "tanh") for encoder in (True, False)),
+    _gated("relu", 256, "gate"),
+    _gated("tanh", 256, "gate"),
+    _gated("relu", 256, "gate-decoder", "gate_encoder=false"),
+    _gated("tanh", 256, "gate-decoder", "gate_encoder=false"),
+    _gated("tanh", 256, "gate-thin", "gate_matrix=false"),
+    _gated("tanh", 128, "gate-thin", "gate_matrix=false"),
+    _gated("relu", 256, "gate-thin", "gate_matrix=false"),
 )
 """The networks of the stage with a learning rate that decays. The gated ones have no search."""
 GROUPS = {
