@@ -324,12 +324,3 @@ def test_cached_parametrizations_are_noticed():
     assert not _torch.parametrizations_are_cached()
     with parametrize.cached():
         assert _torch.parametrizations_are_cached()
-
-
-@pytest.mark.gpu
-def test_a_pointwise_kernel_takes_views_and_returns_all_outputs():
-    code = "template <typename T> void f(T x, T y, T& s, T& p) { s = x + y; p = x * y; }"
-    x, y = torch.randn(3, 8, dtype=torch.float64, device="cuda").chunk(2, -1)
-    total, product = _torch.pointwise_kernel(code, 2)(x, y[0])
-    assert torch.equal(total, x + y[0])
-    assert torch.equal(product, x * y[0])

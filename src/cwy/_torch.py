@@ -48,7 +48,6 @@ __all__ = [
     "own_parameter",
     "parametrizations_are_cached",
     "plain_apply",
-    "pointwise_kernel",
     "saved_tensors_are_packed",
     "scan",
     "scan_op",
@@ -116,11 +115,6 @@ foreach_norm: Callable[..., tuple[Tensor, ...]] = torch._foreach_norm
 fused_gru_cell: Callable[..., Any] = torch.ops.aten._thnn_fused_gru_cell
 fused_lstm_cell: Callable[..., Any] = torch.ops.aten._thnn_fused_lstm_cell
 """Compute a step of a GRU or an LSTM from both of its products, in one launch on a GPU."""
-
-pointwise_kernel: Callable[[str, int], Callable[..., tuple[Tensor, ...]]] = (
-    torch.cuda.jiterator._create_multi_output_jit_fn
-)
-"""Return a kernel from CUDA C++ for one entry of its inputs, and the number of its outputs."""
 
 solve_op: Callable[..., Any] = torch.ops.aten._linalg_solve_ex
 eigh_op: Callable[..., Any] = torch.ops.aten._linalg_eigh
