@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 from torch import nn
 
 from cwy.experiments.engine import task
+from cwy.experiments.nmt import mix
 from cwy.experiments.nmt.cells import GatedCell
 from cwy.experiments.nmt.decode import decode
-from cwy.experiments.nmt.mix import FORMULAS, Mix
 from cwy.experiments.nmt.model import Translator
 from cwy.experiments.nmt.recipes import paper
 from cwy.experiments.nmt.shared import Shared
 from cwy.experiments.nmt.text import END, PAD, SPECIAL, START, UNKNOWN
+from cwy.ops import _nvrtc
 from cwy.ops.recurrence.nonlinearities import NONLINEARITIES
 from tests.helpers.runs import same
 
@@ -252,27 +253,44 @@ def test_on_the_gpu_it_is_the_same(method, reflections, more):
     ) * expected.norm()
 
 
+@pytest.mark.skipif(not _nvrtc.compiler.INSTALLED, reason="NVRTC is not installed")
+@pytest.mark.parametrize("nonlinearity", mix.NUMBERS)
+def test_the_kernels_of_a_gate_compile(nonlinearity):
+    defines = tuple(sorted(mix.macros(nonlinearity).items()))
+    assert b"backward" in _nvrtc.cubin(mix.SOURCE, defines, "sm_90")
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("nonlinearity", FORMULAS)
+@pytest.mark.parametrize("nonlinearity", mix.NUMBERS)
 def test_the_kernels_of_a_gate_are_its_definition(nonlinearity):
-    x, r, h, factors = (
-        torch.randn(shape, dtype=torch.float64, device="cuda", requires_grad=True)
-        for shape in ((5, 66), (5, 33), (5, 33), (33,))
-    )
-    new = NONLINEARITIES[nonlinearity].define(x[:, :33] + r, None)
-    gate = torch.sigmoid(x[:, 33:] + factors * r)
-    expected = (1 - gate) * h + gate * new
-    mix = Mix(factors, nonlinearity)
-    assert mix.serves(h)
-    found = mix(x, r, h)
-    torch.testing.assert_close(found, expected, atol=1e-14, rtol=0)
-    direction = torch.randn_like(found)
-    # Two steps share the factors.
-    both = (found * direction).sum() + (mix(x, r, h) * direction).sum()
-    ours = torch.autograd.grad(both, (x, r, h, factors))
-    theirs = torch.autograd.grad(2 * (expected * direction).sum(), (x, r, h, factors))
+    # r is a part of wider rows, as in the decoder.
+    shapes = {"x": (5, 66), "wide": (5, 70), "h": (5, 33), "factors": (33,)}
+    exact = {
+        name: torch.randn(shape, dtype=torch.float64, device="cuda", requires_grad=True)
+        for name, shape in shapes.items()
+    }
+    single = {name: t.detach().float().requires_grad_() for name, t in exact.items()}
+    direction = torch.randn(5, 33, device="cuda")
+
+    def defined(x, wide, h, factors):
+        r = wide[:, 37:]
+        new = NONLINEARITIES[nonlinearity].define(x[:, :33] + r, None)
+        gate = torch.sigmoid(x[:, 33:] + factors * r)
+        return (1 - gate) * h + gate * new
+
+    def computed(x, wide, h, factors):
+        mixed = mix.Mix(factors, nonlinearity)
+        assert mixed.serves(h)
+        # Two steps share the factors.
+        return mixed(x, wide[:, 37:], mixed(x, wide[:, 37:], h))
+
+    expected = defined(exact["x"], exact["wide"], defined(**exact), exact["factors"])
+    found = computed(**single)
+    torch.testing.assert_close(found.double(), expected, atol=1e-6, rtol=0)
+    ours = torch.autograd.grad((found * direction).sum(), list(single.values()))
+    theirs = torch.autograd.grad((expected * direction).sum(), list(exact.values()))
     for a, b in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(a, b, atol=1e-13, rtol=0)
+        torch.testing.assert_close(a.double(), b, atol=5e-6, rtol=0)
 
 
 def _gradients(model, source, target):

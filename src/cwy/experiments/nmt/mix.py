@@ -4,85 +4,26 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from pathlib import Path
 
+import torch
 from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from ..._torch import pointwise_kernel
+from ...ops import _nvrtc
 from ...ops.recurrence.nonlinearities import SLOPE
 
-
-class Formula(NamedTuple):
-    """Hold a nonlinearity and its derivative in CUDA C++.
-
-    Attributes:
-        value: the nonlinearity of ``a``.
-        slope: its derivative, from its value ``f``.
-    """
-
-    value: str
-    slope: str
+SOURCE = Path(__file__).parent / "kernels" / "mix.cu"
+NUMBERS = {"tanh": 0, "relu": 1, "leaky_relu": 2}
+"""The nonlinearities that the kernels know, as their source compares them."""
+_THREADS = 256
 
 
-FORMULAS = {
-    "tanh": Formula("::tanh(a)", "T(1) - f * f"),
-    "relu": Formula("a < T(0) ? T(0) : a", "f > T(0) ? T(1) : T(0)"),
-    "leaky_relu": Formula(f"a < T(0) ? T({SLOPE}) * a : a", f"f > T(0) ? T(1) : T({SLOPE})"),
-}
-"""The nonlinearities that the kernels know."""
-
-FORWARD = """
-template <typename T>
-void mix(T x, T x_gate, T r, T factor, T h, T& out, T& f, T& z) {{
-  const T a = x + r;
-  f = {value};
-  z = T(1) / (T(1) + ::exp(-(x_gate + factor * r)));
-  out = h + z * (f - h);
-}}
-"""
-BACKWARD = """
-template <typename T>
-void mix_backward(
-    T d, T h, T f, T z, T r, T factor, T& to_x, T& to_gate, T& to_r, T& to_factor, T& to_h) {{
-  to_x = d * z * ({slope});
-  to_gate = d * (f - h) * z * (T(1) - z);
-  to_r = to_x + factor * to_gate;
-  to_factor = r * to_gate;
-  to_h = d * (T(1) - z);
-}}
-"""
-
-
-class _Kernels(NamedTuple):
-    forward: Callable[..., tuple[Tensor, ...]]
-    backward: Callable[..., tuple[Tensor, ...]]
-
-
-@functools.cache
-def _kernels(nonlinearity: str) -> _Kernels:
-    formula = FORMULAS[nonlinearity]
-    return _Kernels(
-        forward=pointwise_kernel(FORWARD.format(value=formula.value), 3),
-        backward=pointwise_kernel(BACKWARD.format(slope=formula.slope), 5),
-    )
-
-
-class _Mix(Function):
-    @staticmethod
-    def forward(ctx, x, x_gate, r, factors, h, kernels):
-        out, f, z = kernels.forward(x, x_gate, r, factors, h)
-        ctx.save_for_backward(h, f, z, r, factors)
-        ctx.kernels = kernels
-        return out
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad):
-        h, f, z, r, factors = ctx.saved_tensors
-        to_x, to_gate, to_r, to_factors, to_h = ctx.kernels.backward(grad, h, f, z, r, factors)
-        return to_x, to_gate, to_r, to_factors, to_h, None
+def macros(nonlinearity: str) -> dict[str, int | float]:
+    """Return the constants of the source for a nonlinearity."""
+    names = {name.upper(): number for name, number in NUMBERS.items()}
+    return {**names, "NONLINEARITY": NUMBERS[nonlinearity], "SLOPE": SLOPE}
 
 
 class Mix:
@@ -100,13 +41,52 @@ class Mix:
 
     def serves(self, h: Tensor) -> bool:
         """Return whether the kernels take such states."""
-        return h.is_cuda and self._nonlinearity in FORMULAS
+        if not h.is_cuda or h.dtype != torch.float32 or torch.version.hip:
+            return False
+        return self._nonlinearity in NUMBERS and _nvrtc.why_not() is None
 
     def __call__(self, x: Tensor, r: Tensor, h: Tensor) -> Tensor:
         """Return the next state ``(B, N)``. x ``(B, 2 N)`` has the cell's and the gate's input."""
         if self._rows is None or self._rows.shape != h.shape:
             # Shared by all steps: their gradients are added before the rows are.
             self._rows = self._factors.expand(h.shape)
-        x_new, x_gate = x.chunk(2, -1)
-        kernels = _kernels(self._nonlinearity)
-        return _Mix.apply(x_new, x_gate, r, self._rows, h, kernels)
+        return _Mix.apply(x, r, self._rows, h, self._nonlinearity)
+
+
+class _Mix(Function):
+    @staticmethod
+    def forward(ctx, x, r, factors, h, nonlinearity):
+        x = x.contiguous()
+        h = h.contiguous()
+        if r.stride(-1) != 1:
+            r = r.contiguous()
+        out = torch.empty_like(h)
+        value = torch.empty_like(h)
+        gate = torch.empty_like(h)
+        launch = _prepared("forward", nonlinearity, h.numel(), h.get_device())
+        launch(x, r, factors, h, out, value, gate, h.shape[-1], r.stride(0), h.numel())
+        ctx.save_for_backward(h, value, gate, r, factors)
+        ctx.nonlinearity = nonlinearity
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        h, value, gate, r, factors = ctx.saved_tensors
+        rows, n = h.shape
+        grad = grad.contiguous()
+        to_x = h.new_empty(rows, 2 * n)
+        to_r = torch.empty_like(h)
+        to_factors = torch.empty_like(h)
+        to_h = torch.empty_like(h)
+        launch = _prepared("backward", ctx.nonlinearity, h.numel(), h.get_device())
+        results = (to_x, to_r, to_factors, to_h)
+        launch(grad, h, value, gate, r, factors, *results, n, r.stride(0), h.numel())
+        return *results, None
+
+
+@functools.lru_cache(maxsize=256)
+def _prepared(name: str, nonlinearity: str, size: int, device: int) -> Callable[..., None]:
+    with torch.cuda.device(device):
+        kernel = _nvrtc.kernel(SOURCE, name, macros(nonlinearity))
+        return kernel.prepare((-(-size // _THREADS), 1), _THREADS)

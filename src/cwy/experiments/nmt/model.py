@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
+from ...many import together
 from ...ops._precision import autocast_dtype, without_tf32
 from ..engine.config import ConfigError
-from .cells import Encoder, State, Step, cell, step
+from .cells import Encoder, GatedCell, State, Step, cell, step
 from .recipes import NmtConfig
 from .shared import Shared
 from .text import PAD, SPECIAL, Vocabularies, Vocabulary
@@ -121,14 +123,25 @@ class Translator(nn.Module):
     def read(self, source: Tensor) -> tuple[State, Reader]:
         """Encode ``source (B, S)``. Return the decoder's first state, and its steps."""
         real = source != PAD
-        states, state = self.encoder(self.dropout(self.source(source.mT)), real)
+        embedded = self.dropout(self.source(source.mT))
+        with self._forming():
+            states, state = self.encoder(embedded, real)
+            core = step(self.decoder)
         # Under autocast products are in half precision, and the states of the decoder are not.
         state = tuple(part.to(self.score.dtype) for part in state)
         states = states.transpose(0, 1)
-        core = step(self.decoder)
         values = linear(states, core.weight[:, : states.shape[-1]])
         mask = torch.zeros_like(source, dtype=states.dtype).masked_fill(~real, -torch.inf)
         return state, Reader(self, Memory(self.keys(states), values, mask), core)
+
+    def _forming(self) -> AbstractContextManager[None]:
+        """Return a context in which one call forms the transitions of encoder and decoder.
+
+        A plain encoder may not form its transition at all.
+        """
+        if isinstance(self.encoder.core, GatedCell):
+            return together(self)
+        return nullcontext()
 
     def get_extra_state(self) -> Tensor:
         text = json.dumps(self.data, ensure_ascii=False)
