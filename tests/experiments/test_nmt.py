@@ -364,7 +364,7 @@ def test_recipes_of_the_paper_keep_its_settings_and_others_are_tuned():
     gated = task.settings("nmt/cwy-256-gate")
     assert (gated.method, gated.config.reflections, gated.config.gate) == ("cwy", 256, True)
     with pytest.raises(ConfigError, match="Add gate=true"):
-        task.settings("nmt/cwy-128", assignments=("gate_matrix=false",))
+        task.settings("nmt/cwy-128", assignments=("thin_gate=true",))
 
 
 def test_batches_have_few_shapes_and_every_pair_once(pairs):

@@ -39,8 +39,8 @@ SETTINGS = [
     ("cwy", {"gate": True, "nonlinearity": "modrelu"}),
     ("cwy", {"gate": True, "input_bias": False}),
     ("cwy", {"gate": True, "gate_encoder": False, "nonlinearity": "relu"}),
-    ("cwy", {"gate": True, "gate_matrix": False, "nonlinearity": "tanh"}),
-    ("cwy", {"gate": True, "gate_matrix": False, "nonlinearity": "modrelu"}),
+    ("cwy", {"gate": True, "thin_gate": True, "nonlinearity": "tanh"}),
+    ("cwy", {"gate": True, "thin_gate": True, "nonlinearity": "modrelu"}),
     ("cwy", {"input_bias": False}),
     ("rnn", {"input_bias": False}),
     ("gru", {"input_bias": False}),
@@ -75,9 +75,11 @@ def advanced(cell, x, state):
         return cell(x, state)
     if cell.gate_state is None:
         matrix = cell.gate_factors.unsqueeze(1) * cell.core.weight_hh
+        read = x[:, -cell.gate.in_features :]
     else:
         matrix = cell.gate_state.weight
-    gate = torch.sigmoid(cell.gate(x) + state @ matrix.mT)
+        read = x
+    gate = torch.sigmoid(cell.gate(read) + state @ matrix.mT)
     return (1 - gate) * state + gate * cell.core(x, state)
 
 
@@ -264,7 +266,7 @@ def test_the_kernels_of_a_gate_compile(nonlinearity):
 @pytest.mark.parametrize("nonlinearity", mix.NUMBERS)
 def test_the_kernels_of_a_gate_are_its_definition(nonlinearity):
     # r is a part of wider rows, as in the decoder.
-    shapes = {"x": (5, 66), "wide": (5, 70), "h": (5, 33), "factors": (33,)}
+    shapes = {"x": (5, 66), "context": (5, 33), "wide": (5, 70), "h": (5, 33), "factors": (33,)}
     exact = {
         name: torch.randn(shape, dtype=torch.float64, device="cuda", requires_grad=True)
         for name, shape in shapes.items()
@@ -272,19 +274,20 @@ def test_the_kernels_of_a_gate_are_its_definition(nonlinearity):
     single = {name: t.detach().float().requires_grad_() for name, t in exact.items()}
     direction = torch.randn(5, 33, device="cuda")
 
-    def defined(x, wide, h, factors):
+    def defined(x, context, wide, h, factors):
         r = wide[:, 37:]
-        new = NONLINEARITIES[nonlinearity].define(x[:, :33] + r, None)
+        new = NONLINEARITIES[nonlinearity].define(x[:, :33] + context + r, None)
         gate = torch.sigmoid(x[:, 33:] + factors * r)
         return (1 - gate) * h + gate * new
 
-    def computed(x, wide, h, factors):
+    def computed(x, context, wide, h, factors):
         mixed = mix.Mix(factors, nonlinearity)
         assert mixed.serves(h)
-        # Two steps share the factors.
-        return mixed(x, wide[:, 37:], mixed(x, wide[:, 37:], h))
+        # Two steps share the factors, and the second has no context.
+        return mixed(x, None, wide[:, 37:], mixed(x, context, wide[:, 37:], h))
 
-    expected = defined(exact["x"], exact["wide"], defined(**exact), exact["factors"])
+    once = defined(**exact)
+    expected = defined(**exact | {"h": once, "context": 0})
     found = computed(**single)
     torch.testing.assert_close(found.double(), expected, atol=1e-6, rtol=0)
     ours = torch.autograd.grad((found * direction).sum(), list(single.values()))
@@ -306,7 +309,7 @@ def _gradients(model, source, target):
     [
         ("cwy", {}),
         ("cwy", {"gate": True}),
-        ("cwy", {"gate": True, "gate_matrix": False, "nonlinearity": "tanh"}),
+        ("cwy", {"gate": True, "thin_gate": True, "nonlinearity": "tanh"}),
         ("rnn", {}),
         ("gru", {}),
         ("lstm", {}),

@@ -46,7 +46,7 @@ class Encoder(nn.Module):
 
     def forward(self, x: Tensor, real: Tensor) -> tuple[Tensor, State]:
         if isinstance(self.core, GatedCell):
-            states = _rolled(step(self.core), x)
+            states = _rolled(step(self.core, x.shape[-1]), x)
             return states, (_at_end(states, real),)
         if isinstance(self.core, nn.LSTM):
             x = torch.cat([x, ~real.mT.unsqueeze(-1)], -1)
@@ -66,7 +66,7 @@ def _encoder_core(method: str, config: NmtConfig, inputs: int, dtype: torch.dtyp
     """Return the network that reads sentences, with its input map scaled."""
     n = config.hidden_size
     if config.gate and config.gate_encoder:
-        return cell(method, config, inputs, dtype)
+        return cell(method, config, inputs, inputs, dtype)
     if method not in BASELINES:
         core = OrthogonalRNN(inputs, n, **_orthogonal_options(method, config, dtype))
         _scale(core.weight_ih_l0, config)
@@ -106,56 +106,76 @@ class GatedCell(nn.Module):
     $$ z_t = \sigma(W_z x_t + U_z h_{t-1} + b_z), \quad
        h_t = (1 - z_t) \odot h_{t-1} + z_t \odot f(Q h_{t-1} + W x_t + b). $$
 
-    Without a matrix of its own, the gate has $U_z = \mathrm{diag}(d)\, Q$. One product then serves
-    the cell and its gate.
+    In a thin gate $U_z = \mathrm{diag}(d)\, Q$, so that one product serves the cell and its gate.
+    Of $x_t$ it reads only the word.
 
     Args:
         core: the orthogonal cell.
         inputs: features of x.
+        words: the last features of x, which are those of a word.
         bias: whether the gate has one.
-        matrix: whether $U_z$ is a matrix of its own.
+        thin: whether the gate is thin.
         dtype: of the gate.
     """
 
     def __init__(
-        self, core: OrthogonalRNNCell, inputs: int, bias: bool, matrix: bool, dtype: torch.dtype
+        self,
+        core: OrthogonalRNNCell,
+        inputs: int,
+        words: int,
+        *,
+        bias: bool,
+        thin: bool,
+        dtype: torch.dtype,
     ) -> None:
         super().__init__()
         n = core.hidden_size
         self.core = core
-        self.gate = nn.Linear(inputs, n, bias=bias, dtype=dtype)
         self.gate_state: nn.Linear | None = None
         self.gate_factors: nn.Parameter | None = None
-        if matrix:
-            self.gate_state = nn.Linear(n, n, bias=False, dtype=dtype)
-        else:
+        if thin:
+            self.gate = nn.Linear(words, n, bias=bias, dtype=dtype)
             self.gate_factors = nn.Parameter(torch.zeros(n, dtype=dtype))
+        else:
+            self.gate = nn.Linear(inputs, n, bias=bias, dtype=dtype)
+            self.gate_state = nn.Linear(n, n, bias=False, dtype=dtype)
+
+
+Advance = Callable[[Tensor, Tensor | None, Tensor, State], State]
+"""``state = advance(x, context, r, state)``, with x of a word, and r = R h."""
 
 
 class Step(NamedTuple):
-    """Advance a cell whose weights were read once: ``state = advance(W x, R h, state)``.
+    """Advance a cell whose weights were read once.
 
     Attributes:
-        weight: W ``(K, inputs)``.
-        bias: ``(K,)``, to be added to W x, or None.
-        transition: R ``(K, N)``.
+        words: the map of words to x, ``(K, E)``.
+        bias: ``(K,)``, to be added to x, or None.
+        context: the map of contexts, ``(C, N)``. An encoder has none.
+        transition: R, ``(*, N)``.
         advance: the rest of the step.
     """
 
-    weight: Tensor
+    words: Tensor
     bias: Tensor | None
+    context: Tensor
     transition: Tensor
-    advance: Callable[[Tensor, Tensor, State], State]
+    advance: Advance
 
 
-def cell(method: str, config: NmtConfig, inputs: int, dtype: torch.dtype) -> nn.Module:
-    """Return the decoder's cell, with parameters named as in torch."""
+def cell(method: str, config: NmtConfig, inputs: int, words: int, dtype: torch.dtype) -> nn.Module:
+    """Return a cell, with parameters named as in torch.
+
+    The last of its inputs are those of a word.
+    """
     if method not in BASELINES:
         options = _orthogonal_options(method, config, dtype)
         core = OrthogonalRNNCell(inputs, config.hidden_size, **options)
         _scale(core.weight_ih, config)
         if config.gate:
-            return GatedCell(core, inputs, config.input_bias, config.gate_matrix, dtype)
+            return GatedCell(
+                core, inputs, words, bias=config.input_bias, thin=config.thin_gate, dtype=dtype
+            )
         return core
     check_baseline(method, config)
     options = _baseline_options(method, config)
@@ -164,51 +184,64 @@ def cell(method: str, config: NmtConfig, inputs: int, dtype: torch.dtype) -> nn.
     return plain
 
 
-def step(core: nn.Module) -> Step:
-    """Read the weights of a cell for all steps of a sentence. Q is formed once, here."""
+def step(core: nn.Module, words: int) -> Step:
+    """Read the weights of a cell for all steps of a sentence. Q is formed once, here.
+
+    The last inputs of the cell are those of a word.
+    """
     if isinstance(core, GatedCell):
-        return _gated_step(core)
+        return _gated_step(core, words)
     if isinstance(core, OrthogonalRNNCell):
-        return _orthogonal_step(core)
-    weight = cast(Tensor, core.weight_ih)
+        return _orthogonal_step(core, words)
     transition = cast(Tensor, core.weight_hh)
     # None without biases.
     bias_ih = cast(Tensor | None, core.bias_ih)
     bias_hh = cast(Tensor | None, core.bias_hh)
+    bias = None
     if isinstance(core, nn.GRUCell):
         advance = partial(_gru, bias_ih=bias_ih, bias_hh=bias_hh)
-        return Step(weight, None, transition, advance)
-    if isinstance(core, nn.LSTMCell):
+    elif isinstance(core, nn.LSTMCell):
         advance = partial(_lstm, bias_ih=bias_ih, bias_hh=bias_hh)
-        return Step(weight, None, transition, advance)
-    f = {"tanh": torch.tanh, "relu": torch.relu}[cast(nn.RNNCell, core).nonlinearity]
-    bias = None
-    if bias_ih is not None and bias_hh is not None:
-        bias = bias_ih + bias_hh
-    return Step(weight, bias, transition, lambda x, r, state: (f(x + r),))
+    else:
+        f = {"tanh": torch.tanh, "relu": torch.relu}[cast(nn.RNNCell, core).nonlinearity]
+        advance = _plain(f)
+        if bias_ih is not None and bias_hh is not None:
+            bias = bias_ih + bias_hh
+    weight = cast(Tensor, core.weight_ih)
+    return Step(weight[:, -words:], bias, weight[:, :-words], transition, advance)
 
 
-def _orthogonal_step(core: OrthogonalRNNCell) -> Step:
+def _plain(f: Callable[[Tensor], Tensor]) -> Advance:
+    """Return the rest of a step $h = f(x + r)$."""
+
+    def advance(x: Tensor, context: Tensor | None, r: Tensor, state: State) -> State:
+        return (f(_sum(x, context) + r),)
+
+    return advance
+
+
+def _sum(x: Tensor, context: Tensor | None) -> Tensor:
+    if context is None:
+        return x
+    return x + context
+
+
+def _orthogonal_step(core: OrthogonalRNNCell, words: int) -> Step:
     f = NONLINEARITIES[cast(str, core.nonlinearity)]
     bias = getattr(core, "bias_ih", None)
     threshold = None
     if f.threshold:
         threshold = bias
         bias = None
-    return Step(
-        core.weight_ih,
-        bias,
-        core.weight_hh,
-        lambda x, r, state: (f.define(x + r, threshold),),
-    )
+    advance = _plain(lambda z: f.define(z, threshold))
+    weight = core.weight_ih
+    return Step(weight[:, -words:], bias, weight[:, :-words], core.weight_hh, advance)
 
 
-def _gated_step(core: GatedCell) -> Step:
-    """Stack the cell on its gate, so that one product with x serves both.
-
-    So does one product with h. Without a matrix, the gate reads that of the cell.
-    """
-    plain = _orthogonal_step(core.core)
+def _gated_step(core: GatedCell, words: int) -> Step:
+    """Stack the cell on its gate, so that one product with the word serves both."""
+    plain = _orthogonal_step(core.core, words)
+    gate = core.gate.weight
     bias = None
     if core.gate.bias is not None:
         cell_bias = plain.bias
@@ -216,48 +249,59 @@ def _gated_step(core: GatedCell) -> Step:
             # The cell's bias is the threshold of its nonlinearity.
             cell_bias = torch.zeros_like(core.gate.bias)
         bias = torch.cat([cell_bias, core.gate.bias])
-
-    transition = plain.transition
-    if core.gate_state is not None:
-        transition = torch.cat([plain.transition, core.gate_state.weight])
-
-    mix = None
+    stacked = plain._replace(words=torch.cat([plain.words, gate[:, -words:]]), bias=bias)
     if core.gate_factors is not None:
         mix = Mix(core.gate_factors, cast(str, core.core.nonlinearity))
+        return stacked._replace(advance=partial(_thin, plain.advance, mix))
+    state = cast(nn.Linear, core.gate_state).weight
+    return stacked._replace(
+        context=torch.cat([plain.context, gate[:, :-words]]),
+        transition=torch.cat([plain.transition, state]),
+        advance=partial(_gated, plain.advance),
+    )
 
-    def advance(x: Tensor, r: Tensor, state: State) -> State:
-        (h,) = state
-        if mix is not None and mix.serves(h):
-            return (mix(x, r, h),)
-        x_new, x_gate = x.chunk(2, -1)
-        if core.gate_factors is not None:
-            r_new = r
-            r_gate = core.gate_factors * r
-        else:
-            r_new, r_gate = r.chunk(2, -1)
-        (new,) = plain.advance(x_new, r_new, state)
-        return (torch.lerp(h, new, torch.sigmoid(x_gate + r_gate)),)
 
-    weight = torch.cat([plain.weight, core.gate.weight])
-    return Step(weight, bias, transition, advance)
+def _gated(inner: Advance, x: Tensor, context: Tensor | None, r: Tensor, state: State) -> State:
+    (h,) = state
+    x_new, x_gate = _sum(x, context).chunk(2, -1)
+    r_new, r_gate = r.chunk(2, -1)
+    (new,) = inner(x_new, None, r_new, state)
+    return (torch.lerp(h, new, torch.sigmoid(x_gate + r_gate)),)
+
+
+def _thin(
+    inner: Advance, mix: Mix, x: Tensor, context: Tensor | None, r: Tensor, state: State
+) -> State:
+    (h,) = state
+    if mix.serves(h):
+        return (mix(x, context, r, h),)
+    x_new, x_gate = x.chunk(2, -1)
+    (new,) = inner(x_new, context, r, state)
+    return (torch.lerp(h, new, torch.sigmoid(x_gate + mix.factors * r)),)
 
 
 def _rolled(core: Step, x: Tensor) -> Tensor:
     """Return the states ``(T, B, N)`` of a cell over ``x (T, B, inputs)``, from zero."""
-    inputs = nn.functional.linear(x, core.weight, core.bias).to(x.dtype)
+    inputs = nn.functional.linear(x, core.words, core.bias).to(x.dtype)
     times = Shared(core.transition.mT)
     h = x.new_zeros(x.shape[1], core.transition.shape[-1])
     states = []
     for row in inputs:
-        (h,) = core.advance(row, times(h).to(x.dtype), (h,))
+        (h,) = core.advance(row, None, times(h).to(x.dtype), (h,))
         states.append(h)
     return torch.stack(states)
 
 
 def _gru(
-    x: Tensor, r: Tensor, state: State, bias_ih: Tensor | None, bias_hh: Tensor | None
+    x: Tensor,
+    context: Tensor | None,
+    r: Tensor,
+    state: State,
+    bias_ih: Tensor | None,
+    bias_hh: Tensor | None,
 ) -> State:
     (h,) = state
+    x = _sum(x, context)
     if x.is_cuda:
         # Autocast would round the state.
         with full_precision("cuda"):
@@ -273,9 +317,15 @@ def _gru(
 
 
 def _lstm(
-    x: Tensor, r: Tensor, state: State, bias_ih: Tensor | None, bias_hh: Tensor | None
+    x: Tensor,
+    context: Tensor | None,
+    r: Tensor,
+    state: State,
+    bias_ih: Tensor | None,
+    bias_hh: Tensor | None,
 ) -> State:
     _, c = state
+    x = _sum(x, context)
     if x.is_cuda:
         with full_precision("cuda"):
             return fused_lstm_cell(x, r, c, bias_ih, bias_hh)[:2]

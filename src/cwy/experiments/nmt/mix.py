@@ -27,7 +27,7 @@ def macros(nonlinearity: str) -> dict[str, int | float]:
 
 
 class Mix:
-    r"""Compute $(1 - z) \odot h + z \odot f(x + r)$ with $z = \sigma(x_z + d \odot r)$.
+    r"""Compute $(1 - z) \odot h + z \odot f(x + c + r)$ with $z = \sigma(x_z + d \odot r)$.
 
     Args:
         factors: d ``(N,)``.
@@ -35,7 +35,7 @@ class Mix:
     """
 
     def __init__(self, factors: Tensor, nonlinearity: str) -> None:
-        self._factors = factors
+        self.factors = factors
         self._nonlinearity = nonlinearity
         self._rows: Tensor | None = None
 
@@ -45,28 +45,40 @@ class Mix:
             return False
         return self._nonlinearity in NUMBERS and _nvrtc.why_not() is None
 
-    def __call__(self, x: Tensor, r: Tensor, h: Tensor) -> Tensor:
-        """Return the next state ``(B, N)``. x ``(B, 2 N)`` has the cell's and the gate's input."""
+    def __call__(self, x: Tensor, context: Tensor | None, r: Tensor, h: Tensor) -> Tensor:
+        """Return the next state.
+
+        Args:
+            x: the inputs of the cell and of its gate, ``(B, 2 N)``.
+            context: c ``(B, N)``, or None.
+            r: Q h, ``(B, N)``.
+            h: the state, ``(B, N)``.
+        """
         if self._rows is None or self._rows.shape != h.shape:
             # Shared by all steps: their gradients are added before the rows are.
-            self._rows = self._factors.expand(h.shape)
-        return _Mix.apply(x, r, self._rows, h, self._nonlinearity)
+            self._rows = self.factors.expand(h.shape)
+        if context is not None:
+            context = context.to(h.dtype)
+        return _Mix.apply(x, context, r, self._rows, h, self._nonlinearity)
 
 
 class _Mix(Function):
     @staticmethod
-    def forward(ctx, x, r, factors, h, nonlinearity):
+    def forward(ctx, x, context, r, factors, h, nonlinearity):
         x = x.contiguous()
         h = h.contiguous()
+        if context is not None:
+            context = context.contiguous()
         if r.stride(-1) != 1:
             r = r.contiguous()
         out = torch.empty_like(h)
         value = torch.empty_like(h)
         gate = torch.empty_like(h)
         launch = _prepared("forward", nonlinearity, h.numel(), h.get_device())
-        launch(x, r, factors, h, out, value, gate, h.shape[-1], r.stride(0), h.numel())
+        launch(x, context, r, factors, h, out, value, gate, h.shape[-1], r.stride(0), h.numel())
         ctx.save_for_backward(h, value, gate, r, factors)
         ctx.nonlinearity = nonlinearity
+        ctx.has_context = context is not None
         return out
 
     @staticmethod
@@ -82,7 +94,10 @@ class _Mix(Function):
         launch = _prepared("backward", ctx.nonlinearity, h.numel(), h.get_device())
         results = (to_x, to_r, to_factors, to_h)
         launch(grad, h, value, gate, r, factors, *results, n, r.stride(0), h.numel())
-        return *results, None
+        to_context = None
+        if ctx.has_context:
+            to_context = to_x[:, :n]
+        return to_x, to_context, to_r, to_factors, to_h, None
 
 
 @functools.lru_cache(maxsize=256)

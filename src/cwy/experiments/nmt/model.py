@@ -24,7 +24,7 @@ class Memory(NamedTuple):
 
     Attributes:
         keys: $W_1 h_i$, ``(B, S, N)``.
-        values: the context's part of the decoder's input, $W_c h_i$, ``(B, S, K)``.
+        values: the context's part of the decoder's input, $W_c h_i$, ``(B, S, C)``.
         mask: ``(B, S)``, 0 for words, -inf beyond the end.
     """
 
@@ -69,7 +69,7 @@ class Translator(nn.Module):
             self.source.weight.mul_(config.embedding_scale)
             self.target.weight.mul_(config.embedding_scale)
         self.encoder = Encoder(method, config, e, dtype)
-        self.decoder = cell(method, config, n + e, dtype)
+        self.decoder = cell(method, config, n + e, e, dtype)
         self.keys = nn.Linear(n, n, bias=False, dtype=dtype)
         self.query = nn.Linear(n, n, bias=False, dtype=dtype)
         self.score = nn.Parameter(torch.empty(n, dtype=dtype).uniform_(-(n**-0.5), n**-0.5))
@@ -126,11 +126,11 @@ class Translator(nn.Module):
         embedded = self.dropout(self.source(source.mT))
         with self._forming():
             states, state = self.encoder(embedded, real)
-            core = step(self.decoder)
+            core = step(self.decoder, self.target.embedding_dim)
         # Under autocast products are in half precision, and the states of the decoder are not.
         state = tuple(part.to(self.score.dtype) for part in state)
         states = states.transpose(0, 1)
-        values = linear(states, core.weight[:, : states.shape[-1]])
+        values = linear(states, core.context)
         mask = torch.zeros_like(source, dtype=states.dtype).masked_fill(~real, -torch.inf)
         return state, Reader(self, Memory(self.keys(states), values, mask), core)
 
@@ -190,9 +190,8 @@ class Reader:
 
     def inputs(self, words: Tensor) -> Tensor:
         """Return the words' part ``(*, K)`` of the cell's input."""
-        weight = self._core.weight[:, -self._model.target.embedding_dim :]
         embedded = self._model.dropout(self._model.target(words))
-        mapped = linear(embedded, weight, self._core.bias)
+        mapped = linear(embedded, self._core.words, self._core.bias)
         return mapped.to(embedded.dtype)
 
     def advance(self, x: Tensor, state: State) -> tuple[State, Tensor]:
@@ -203,4 +202,4 @@ class Reader:
         scores = scores + self._memory.mask
         weights = scores.softmax(-1).unsqueeze(1)
         context = self._mix(weights).squeeze(1)
-        return self._core.advance(x + context, recurrent.to(x.dtype), state), weights
+        return self._core.advance(x, context, recurrent.to(x.dtype), state), weights

@@ -155,9 +155,9 @@ DECAYED = (
     _gated("tanh", 256, "gate"),
     _gated("relu", 256, "gate-decoder", "gate_encoder=false"),
     _gated("tanh", 256, "gate-decoder", "gate_encoder=false"),
-    _gated("tanh", 256, "gate-thin", "gate_matrix=false"),
-    _gated("tanh", 128, "gate-thin", "gate_matrix=false"),
-    _gated("relu", 256, "gate-thin", "gate_matrix=false"),
+    _gated("tanh", 256, "gate-thin", "thin_gate=true"),
+    _gated("tanh", 128, "gate-thin", "thin_gate=true"),
+    _gated("relu", 256, "gate-thin", "thin_gate=true"),
 )
 """The networks of the stage with a learning rate that decays. The gated ones have no search."""
 GROUPS = {

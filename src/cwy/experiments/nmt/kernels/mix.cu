@@ -1,5 +1,6 @@
-// The pointwise part of a gated cell, h + z (f - h) with f = f(x + r) and z = sigmoid(x_gate + factor r), and its
-// adjoint. A row of x has the n inputs of the cell, and then those of its gate. Rows of r are r_row entries apart.
+// The pointwise part of a gated cell, h + z (f - h) with f = f(x + context + r) and z = sigmoid(x_gate + factor r), and
+// its adjoint. A row of x has the n inputs of the cell, and then those of its gate. Rows of r are r_row entries apart.
+// An encoder has no context.
 //
 //   NONLINEARITY  that of the cell, one of TANH, RELU and LEAKY_RELU
 //   SLOPE         that of leaky_relu
@@ -17,14 +18,16 @@ __device__ __forceinline__ float slope(float f) {
   return f > 0.f ? 1.f : SLOPE;
 }
 
-extern "C" __global__ void forward(const float* __restrict__ x, const float* __restrict__ r,
-                                   const float* __restrict__ factors, const float* __restrict__ h, float* out,
-                                   float* values, float* gates, int n, int r_row, int count) {
+extern "C" __global__ void forward(const float* __restrict__ x, const float* __restrict__ context,
+                                   const float* __restrict__ r, const float* __restrict__ factors,
+                                   const float* __restrict__ h, float* out, float* values, float* gates, int n,
+                                   int r_row, int count) {
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i >= count) return;
   const int row = i / n, unit = i % n;
   const float product = r[row * r_row + unit];
-  const float f = value(x[2 * row * n + unit] + product);
+  const float input = x[2 * row * n + unit] + (context ? context[i] : 0.f);
+  const float f = value(input + product);
   const float z = 1.f / (1.f + expf(-(x[(2 * row + 1) * n + unit] + factors[unit] * product)));
   out[i] = h[i] + z * (f - h[i]);
   values[i] = f;
