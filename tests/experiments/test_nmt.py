@@ -181,6 +181,9 @@ def arguments(pairs, out, *more, **changes):
         "embedding_size": 24,
         "batch_size": 16,
         "epochs": 20,
+        "gate": "false",
+        "thin_gate": "false",
+        "nonlinearity": "relu",
     }
     every |= {
         "save_every": 51,
@@ -581,12 +584,19 @@ def test_every_network_of_the_sweep_has_settings_that_exist():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("method", ["cwy", "lstm"])
+@pytest.mark.parametrize(
+    ("method", "more"),
+    [
+        ("cwy", ()),
+        ("cwy", ("gate=true", "thin_gate=true", "nonlinearity=tanh")),
+        ("lstm", ("reflections=none", "nonlinearity=tanh")),
+    ],
+)
 def test_on_the_gpu_graphs_of_many_shapes_are_the_run_without_them(
-    method, pairs, tmp_path, monkeypatch
+    method, more, pairs, tmp_path, monkeypatch
 ):
     texts = [a.removeprefix("--set=") for a in arguments(pairs, tmp_path) if a.startswith("--set=")]
-    texts += [] if method == "cwy" else ["reflections=none"]
+    texts += more
     # What changes between steps must reach the graphs.
     texts += ["warmup=20", "clip=1"]
     losses = []
