@@ -25,7 +25,7 @@ DISPLAYS = {"div": "block", "span": "inline"}
 """How MathML shows a formula, by the element that arithmatex wraps it in."""
 FORMER = {"api.md": "api/index.md", "optimisers.md": "optimizers.md"}
 """Pages by their former names. Links to those are redirected."""
-LARGEST = 1_000_000
+LARGEST = 1_500_000
 """The most bytes of a page."""
 RECORDS = record_numbers.RESULTS
 

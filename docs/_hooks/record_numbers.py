@@ -237,6 +237,15 @@ def quoted(file: str, where: str, number: str) -> str:
     raise NumberError(f"no line of results/bench/{file} has {where!r} and {number!r}.")
 
 
+def sentences(file: str, count: int) -> str:
+    """Write the first rows of a table of translations, tab-separated under ``results``."""
+    text = (RESULTS / file).read_text(encoding="utf-8")
+    rows = text.splitlines()[1 : count + 1]
+    # Punctuation is a word of its own in the data.
+    joined = [re.sub(r" (?=[.,?!])|(?<=¿) ", "", row) for row in rows]
+    return "\n".join(f"| {row.replace(chr(9), ' | ')} |" for row in joined)
+
+
 def reproduced() -> str:
     """Write the claims of the paper and their verdicts, as the Results page has them."""
     page = (RESULTS.parent / "docs" / "results.md").read_text(encoding="utf-8")
@@ -286,6 +295,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "row": row,
     "runs": runs,
     "seconds": seconds,
+    "sentences": sentences,
     "swept": swept,
     "us": us,
 }

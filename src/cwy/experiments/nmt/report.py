@@ -141,7 +141,13 @@ def _over_epochs(split: str, name: str) -> Curve:
 DESCRIPTIONS = {
     "nmt": Description(
         title="Translation",
-        panels={"hidden_size": "N", "epochs": "epochs", "validation": "validation"},
+        panels={
+            "hidden_size": "N",
+            "epochs": "epochs",
+            "validation": "validation",
+            "dropout": "dropout",
+            "warmup": "warm-up",
+        },
         about="Sentences are translated by an encoder and a decoder with additive attention: "
         "Tatoeba's from Spanish into English, unless the settings name a file. "
         "Loss and perplexity are per word, in nats, with the words before given. "
