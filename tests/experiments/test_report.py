@@ -71,6 +71,22 @@ def test_runs_are_compared_by_task_size_and_setting(runs):
     )
 
 
+def test_a_setting_that_an_earlier_version_lacks_has_its_default(tmp_path):
+    for seed in range(3):
+        copying(tmp_path, "cwy", seed)
+    configs = sorted(tmp_path.glob("*/config.json"))
+    for path, clip in zip(configs, (None, None, 1.0), strict=True):
+        config = json.loads(path.read_text()) | {"clip": clip}
+        if path == configs[0]:
+            del config["clip"]
+        path.write_text(json.dumps(config))
+    (panel,) = arrange(find_runs([tmp_path]))
+    assert {one.label: len(one.runs) for one in panel.series} == {
+        "cwy (clip = None)": 2,
+        "cwy (clip = 1)": 1,
+    }
+
+
 def test_a_run_that_was_stopped_is_not_judged(tmp_path):
     copying(tmp_path, "cwy", 0, fall=3)
     for seed in 1, 2:

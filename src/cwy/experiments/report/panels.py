@@ -164,10 +164,11 @@ def _place(run: Run) -> tuple[int, str, int, int]:
 
 def _label(run: Run, alike: Sequence[Run]) -> str:
     """Return the method of a run, and the settings by which it differs from others of it."""
+    keys = dict.fromkeys(key for other in alike for key in other.config)
     differ = [
         key
-        for key in run.config
-        if key not in INCIDENTAL and any(o.config.get(key) != run.config[key] for o in alike)
+        for key in keys
+        if key not in INCIDENTAL and any(o.setting(key) != run.setting(key) for o in alike)
     ]
     if run.config.get("orthogonal_lr") == run.config.get("lr") and "lr" in differ:
         differ = [key for key in differ if key != "orthogonal_lr"]
@@ -175,7 +176,7 @@ def _label(run: Run, alike: Sequence[Run]) -> str:
         return run.method
     # Learning rates come last.
     differ.sort(key=lambda key: key.endswith("lr"))
-    variant = ", ".join(_setting(key, run.config[key]) for key in differ)
+    variant = ", ".join(_setting(key, run.setting(key)) for key in differ)
     return f"{run.method} ({variant})"
 
 

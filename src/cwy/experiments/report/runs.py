@@ -49,6 +49,15 @@ class Run:
     metrics: list[dict[str, Any]]
     record: dict[str, Any] | None
 
+    def setting(self, key: str) -> Any:
+        """Return a setting. One that the run's version did not have has its default."""
+        from ..engine.task import HOMES, load
+
+        default = None
+        if self.task in HOMES:
+            default = getattr(load(self.task).Config, key, None)
+        return self.config.get(key, default)
+
     @property
     def task(self) -> str:
         """Return the name of the task."""
