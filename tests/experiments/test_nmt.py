@@ -444,12 +444,21 @@ def test_the_report_holds_times_against_the_lstm_and_the_paper(tmp_path):
                 {**common, "split": "test", "loss": loss, "perplexity": 4.0, "paper_loss": 0.3}
             )
             rows[-1] |= {"paper_perplexity": 1.23, "bleu": 30.0}
-        write_run(tmp_path / method, config, rows, parameters=20_000_000)
+        hour = {"cwy": 3, "lstm": 4}[method]
+        started = f"2026-01-02T0{hour}:00:00+00:00"
+        write_run(tmp_path / method, config, rows, parameters=20_000_000, started=started)
     runs = find_runs([tmp_path])
     assert sorted(map(epoch_seconds, runs)) == [3.5, 4.5]
     (panel,) = arrange(runs)
     assert panel.finding == "lstm 1.400 and cwy 1.500 nats a word"
-    for other in {"nonlinearity": "tanh"}, {"columns": "1-2"}, {"pairs": 9000}, {"validation": 0.1}:
+    for other in (
+        {"nonlinearity": "tanh"},
+        {"columns": "1-2"},
+        {"pairs": 9000},
+        {"validation": 0.1},
+        {"gate": True},
+        {"dropout": 0.3},
+    ):
         assert panel.description.published({**panel.config, **other}) is None, (
             "what the paper did not run"
         )
@@ -459,6 +468,9 @@ def test_the_report_holds_times_against_the_lstm_and_the_paper(tmp_path):
     page = write(runs, tmp_path / "report")[0].read_text()
     assert "perplexity 1.41, loss 0.50 ± .01, 198 min on a TPU, ≈ 23 M parameters" in page
     assert "<td>0.78</td>" in page
+    at_once = [replace(run, record=run.record | {"started": started}) for run in runs]
+    page = write(at_once, tmp_path / "report")[0].read_text()
+    assert "<td>0.78</td>" not in page, "runs that shared a device"
 
 
 TINY = (

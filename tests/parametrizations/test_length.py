@@ -152,7 +152,7 @@ def test_the_experiments_keep_the_old_lengths():
     models = [
         Recurrent("cwy", config, 3, 2, last=True, symbols=False, dtype=torch.float64),
         Encoder("cwy", config, 3, torch.float64),
-        cell("cwy", config, 3, torch.float64),
+        cell("cwy", config, 3, 3, torch.float64),
         Predictor("tcwy", 4),
     ]
     for model in models:

@@ -58,6 +58,10 @@ LIKE = (
     "columns",
     "pairs",
     "validation",
+    "embedding_scale",
+    "input_scale",
+    "gate",
+    "dropout",
 )
 """Settings that must equal the paper's for a comparison. Epochs and learning rates may differ."""
 SHOWN = 4
@@ -103,7 +107,7 @@ def _finding(series: Sequence[Series]) -> str:
 
 def _published(config: Config) -> str | None:
     theirs = paper(config["method"]).to_dict()
-    if any(config[name] != theirs[name] for name in LIKE):
+    if any(config.get(name, theirs[name]) != theirs[name] for name in LIKE):
         return None
     row = PAPER.get(_name_in_paper(config))
     if row is None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from types import NoneType
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...terminal import printable
 from ..engine import files
@@ -72,6 +74,16 @@ class Run:
     def seed(self) -> int:
         """Return the seed."""
         return self.config["seed"]
+
+    def overlaps(self, other: Run) -> bool:
+        """Return whether both were trained at the same time, on devices of one kind."""
+        if self is other or not self.record or not other.record:
+            return False
+        if self.record.get("device") != other.record.get("device"):
+            return False
+        ours = _span(self.record)
+        theirs = _span(other.record)
+        return ours.begin < theirs.end and theirs.begin < ours.end
 
     @property
     def status(self) -> str:
@@ -140,6 +152,22 @@ class Run:
             if value <= level:
                 return int(step)
         return None
+
+
+class _Span(NamedTuple):
+    """Hold when a run began and ended, in seconds since 1970."""
+
+    begin: float
+    end: float
+
+
+def _span(record: dict[str, Any]) -> _Span:
+    try:
+        begin = datetime.fromisoformat(record["started"]).timestamp()
+    except (KeyError, TypeError, ValueError):
+        # A run of unknown time overlaps with none.
+        return _Span(math.inf, -math.inf)
+    return _Span(begin, begin + record["seconds"])
 
 
 def read_run(folder: Path) -> Run:

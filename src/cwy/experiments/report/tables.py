@@ -239,10 +239,16 @@ def _on_one_line(column: Column, value: float) -> str:
 
 
 def _relative(column: Column, panel: Panel) -> Column:
-    """Return the column divided by the mean of the method that it is against, if any."""
+    """Return the column divided by the mean of the method that it is against, if any.
+
+    Runs that were trained at the same time have shared a device, and are not compared.
+    """
     if column.against is None:
         return column
-    theirs = [run for run in panel.runs if run.method == column.against]
+    alone = {
+        run.folder for run in panel.runs if not any(run.overlaps(other) for other in panel.runs)
+    }
+    theirs = [run for run in panel.runs if run.method == column.against and run.folder in alone]
     ended = [run for run in theirs if run.record] or theirs
     values = [column.value(run) for run in ended]
     known = [value for value in values if value is not None]
@@ -252,7 +258,7 @@ def _relative(column: Column, panel: Panel) -> Column:
 
     def value(run: Run) -> float | None:
         ours = column.value(run)
-        if ours is None or not base:
+        if ours is None or not base or run.folder not in alone:
             return None
         return ours / base
 
