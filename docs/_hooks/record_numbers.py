@@ -242,7 +242,7 @@ def sentences(file: str, count: int) -> str:
     text = (RESULTS / file).read_text(encoding="utf-8")
     rows = text.splitlines()[1 : count + 1]
     # Punctuation is a word of its own in the data.
-    joined = [re.sub(r" (?=[.,?!])|(?<=¿) ", "", row) for row in rows]
+    joined = [re.sub(r" (?=[.,?!])|(?<=[¿¡]) ", "", row) for row in rows]
     return "\n".join(f"| {row.replace(chr(9), ' | ')} |" for row in joined)
 
 

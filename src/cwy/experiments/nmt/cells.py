@@ -151,7 +151,7 @@ class Step(NamedTuple):
     Attributes:
         words: the map of words to x, ``(K, E)``.
         bias: ``(K,)``, to be added to x, or None.
-        context: the map of contexts, ``(C, N)``. An encoder has none.
+        context: the map of contexts, ``(C, N)``, empty in an encoder.
         transition: R, ``(*, N)``.
         advance: the rest of the step.
     """

@@ -41,7 +41,7 @@ class Mix:
 
     def serves(self, h: Tensor) -> bool:
         """Return whether the kernels take such states."""
-        if not h.is_cuda or h.dtype != torch.float32 or torch.version.hip:
+        if not h.is_cuda or h.dtype != torch.float32 or h.numel() == 0 or torch.version.hip:
             return False
         return self._nonlinearity in NUMBERS and _nvrtc.why_not() is None
 

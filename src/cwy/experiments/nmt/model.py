@@ -176,7 +176,7 @@ class Reader:
         self._sizes = (len(model.query.weight), len(core.transition))
         # One product with the state serves the query and the next state.
         self._times = Shared(torch.cat([model.query.weight, core.transition]).mT)
-        self._mix = Shared(memory.values)
+        self._contexts = Shared(memory.values)
         self._score = Shared(model.score.unsqueeze(-1))
 
     def repeated(self, times: int) -> Reader:
@@ -201,5 +201,5 @@ class Reader:
         scores = self._score(matched.flatten(0, 1)).view_as(self._memory.mask)
         scores = scores + self._memory.mask
         weights = scores.softmax(-1).unsqueeze(1)
-        context = self._mix(weights).squeeze(1)
+        context = self._contexts(weights).squeeze(1)
         return self._core.advance(x, context, recurrent.to(x.dtype), state), weights

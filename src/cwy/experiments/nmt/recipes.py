@@ -32,7 +32,7 @@ class NmtConfig(RecurrentConfig):
             one unknown word.
         embedding_size: features per word.
         embedding_scale: standard deviation of the initial embeddings.
-        input_scale: factor of the initial input maps of encoder and decoder.
+        input_scale: factor of the initial input maps of encoder and decoder. Gates have none.
         input_bias: whether the recurrences have a bias.
         zero_readout: whether the readout starts at zero.
         gate: whether a gate mixes each new state with the old one. For orthogonal methods.
@@ -77,7 +77,8 @@ class NmtConfig(RecurrentConfig):
         if changed and not self.gate:
             raise ConfigError(
                 "gate_encoder and thin_gate are settings of the gate, which this network does "
-                "not have. Add gate=true."
+                "not have. Add gate=true for an orthogonal method, or set thin_gate=false and "
+                "gate_encoder=true."
             )
         if self.dropout is not None and self.dropout >= 1:
             raise ConfigError(f"dropout must be a part, below 1, got {self.dropout}.")
@@ -137,6 +138,13 @@ DROPOUT = 0.3
 """The LSTM, the GRU and ``cwy`` have a lower loss with it. Other methods were not compared."""
 
 
+def _searched_name(method: str) -> str:
+    """Return the method whose point another one takes. Gradient descent takes long steps."""
+    if method.startswith("rgd-") and method != "rgd-adam":
+        return "rgd"
+    return method
+
+
 def tuned(method: str, reflections: int | None = None) -> NmtConfig:
     """Return settings that train well: the paper's network with a tuned start, and dropout.
 
@@ -148,7 +156,7 @@ def tuned(method: str, reflections: int | None = None) -> NmtConfig:
     config = paper(method, reflections)
     if method not in BASELINES:
         config = replace(config, nonlinearity="relu")
-    point = SEARCHED.get(method, DECAYING)
+    point = SEARCHED.get(_searched_name(method), DECAYING)
     return replace(config, **asdict(point), dropout=DROPOUT, validation=0.1, patience=2)
 
 
@@ -171,12 +179,12 @@ def small(method: str) -> NmtConfig:
 
     Orthogonal networks have a gate. The same number of steps learns more from more pairs.
     """
-    gated = method not in BASELINES
+    orthogonal = method not in BASELINES
     return replace(
         paper(method),
         **start(method, "random", "tanh"),
-        gate=gated,
-        thin_gate=gated,
+        gate=orthogonal,
+        thin_gate=orthogonal,
         hidden_size=128,
         embedding_size=64,
         embedding_scale=0.05,

@@ -20,10 +20,12 @@ python -m cwy.experiments.nmt.sweep STAGE OUT [--device cuda] [...]
 from __future__ import annotations
 
 import argparse
+import json
 import math
+import sys
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,7 @@ import torch
 
 from ..engine.config import ConfigError, choose
 from ..sweeps import Place, Planned, lines, read, restore, train
+from . import recipes
 
 STAGES = ("tune", "final", "rate", "best-rate", "start", "common", "decay", "time")
 SEEDS = (0, 1, 2)
@@ -57,7 +60,7 @@ SCALES = (1, 0.2, 0.05)
 """Of the embeddings, in the stage that compares them."""
 COMMON = ("lr=1e-3", "orthogonal_lr=1e-3", "embedding_scale=0.2")
 """The point of the stage that has one for all."""
-DECAYING = ("lr=2e-3", "orthogonal_lr=2e-3", "embedding_scale=0.2", "warmup=1000")
+DECAYING = tuple(f"{name}={value}" for name, value in asdict(recipes.DECAYING).items())
 """The same, with a learning rate that rises to twice as much and falls to half as much."""
 DROPOUTS = (0.3, 0.5)
 """Of the stage with a learning rate that decays."""
@@ -157,7 +160,6 @@ DECAYED = (
     _gated("tanh", 256, "gate-decoder", "gate_encoder=false"),
     _gated("tanh", 256, "gate-thin", "thin_gate=true"),
     _gated("tanh", 128, "gate-thin", "thin_gate=true"),
-    _gated("relu", 256, "gate-thin", "thin_gate=true"),
 )
 """The networks of the stage with a learning rate that decays. The gated ones have no search."""
 GROUPS = {
@@ -395,8 +397,42 @@ def select(names: str) -> tuple[Network, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def main() -> None:
-    """Run a stage."""
+def merge(path: Path, made: Iterable[str]) -> None:
+    """Write lines of runs into a file. Lines of other runs stay."""
+    every = list(made)
+    if path.is_file():
+        every = [*path.read_text().splitlines(), *every]
+    by_run = {json.loads(text)["run"]: text for text in every}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{text}\n" for text in by_run.values()))
+
+
+def _each(convert: Callable[[str], Any]) -> Callable[[str], list[Any]]:
+    """Return what reads an argument that is a list, separated by commas."""
+
+    def read_all(text: str) -> list[Any]:
+        try:
+            return [convert(part) for part in text.split(",")]
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return read_all
+
+
+def _networks(text: str) -> tuple[Network, ...]:
+    try:
+        return select(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _file(text: str) -> Path:
+    if not Path(text).is_file():
+        raise argparse.ArgumentTypeError(f"there is no file {text}.")
+    return Path(text)
+
+
+def _arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -411,45 +447,58 @@ def main() -> None:
     )
     parser.add_argument(
         "--networks",
+        type=_networks,
         default=",".join(GROUPS),
         help="names or groups, for tune, final, decay and time",
     )
-    parser.add_argument("--seeds", default="0,1,2", help="for final, common and decay")
-    parser.add_argument("--rescues", default="small-warm-clip,all", help="for best-rate")
-    parser.add_argument("--dropouts", default="0.3,0.5", help="for decay")
+    parser.add_argument(
+        "--seeds", type=_each(int), default="0,1,2", help="for final, common and decay"
+    )
+    parser.add_argument(
+        "--rescues",
+        type=_each(lambda name: choose("rescue", name, RESCUES)),
+        default="small-warm-clip,all",
+        help="for best-rate",
+    )
+    parser.add_argument("--dropouts", type=_each(float), default="0.3,0.5", help="for decay")
     parser.add_argument(
         "--set", action="append", default=[], help="key=value, for every run, repeated"
     )
     parser.add_argument(
-        "--known",
-        type=Path,
-        action="append",
-        default=[],
-        help="records of a sweep, repeated",
+        "--known", type=_file, action="append", default=[], help="records of a sweep, repeated"
     )
+    return parser
+
+
+def main() -> None:
+    """Run a stage."""
+    parser = _arguments()
     given = parser.parse_args()
     for path in given.known:
         restore(given.out, path.read_text().splitlines())
-    try:
-        networks = select(given.networks)
-    except ConfigError as error:
-        parser.error(str(error))
     processes = given.processes
     if given.stage == "time":
         processes = 1
-    seeds = [int(seed) for seed in given.seeds.split(",")]
-    dropouts = [float(part) for part in given.dropouts.split(",")]
-    names = given.rescues.split(",")
     runs = [
         replace(run, settings=(*run.settings, *given.set))
-        for run in planned(given.stage, given.out, networks, seeds, names, dropouts)
+        for run in planned(
+            given.stage, given.out, given.networks, given.seeds, given.rescues, given.dropouts
+        )
     ]
+    if not runs:
+        parser.error(
+            f"the stage {given.stage} has no run of these networks and seeds. "
+            "The stage final needs the runs of tune, in the same folder or by --known."
+        )
     now = time.time()
     place = Place(given.out, given.device, given.precision, now + given.seconds, now + given.stop)
+    failures = 0
     for line in train(runs, place, processes):
         print(line, flush=True)
-    text = "\n".join(lines(given.out, runs))
-    (given.out / f"{given.stage}.jsonl").write_text(f"{text}\n")
+        failures += ": failed" in line
+    merge(given.out / f"{given.stage}.jsonl", lines(given.out, runs))
+    if failures:
+        sys.exit(f"{failures} runs failed. Their logs are in {given.out}.")
 
 
 if __name__ == "__main__":
