@@ -180,14 +180,14 @@ def arguments(pairs, out, *more, **changes):
         "hidden_size": 64,
         "embedding_size": 24,
         "batch_size": 16,
-        "epochs": 25,
+        "epochs": 30,
         "embedding_scale": 0.2,
         "warmup": 100,
     }
     every |= {
         "save_every": 51,
         "log_every": 5,
-        "reflections": 16,
+        "reflections": 40,
         "lr": 1e-2,
         "orthogonal_lr": 5e-3,
     } | changes
