@@ -177,6 +177,18 @@ def runs(pattern: str) -> Runs:
     return Runs(tuple(found))
 
 
+def relative_pace(run: str, other: str) -> float:
+    """Return how many times as long a step takes as in another run with the same batches.
+
+    It is the median over the rows of the log, each of which is a mean over the same steps.
+    """
+    ours = read_run(RESULTS / run).curve("train", "step_ms")
+    theirs = read_run(RESULTS / other).curve("train", "step_ms")
+    if ours[0] != theirs[0]:
+        raise NumberError(f"{run} and {other} have logged other steps.")
+    return median(one / base for one, base in zip(ours[1], theirs[1], strict=True))
+
+
 def record(folder: str, *keys: str) -> str:
     """Return a text of the record of one run, as ``record("kth/running-tcwy-seed0", "device")``."""
     found: Any = json.loads((RESULTS / folder / "record.json").read_text(encoding="utf-8"))
@@ -291,6 +303,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "quoted": quoted,
     "ratio": ratio,
     "record": record,
+    "relative_pace": relative_pace,
     "reproduced": reproduced,
     "row": row,
     "runs": runs,
