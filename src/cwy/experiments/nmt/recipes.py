@@ -133,7 +133,7 @@ SEARCHED = {
     "exprnn": Point(lr=1.03e-3, orthogonal_lr=1.53e-3, embedding_scale=0.17, input_scale=0.96),
     "rgd": Point(lr=1.03e-3, orthogonal_lr=0.153, embedding_scale=0.17, input_scale=0.96),
 }
-"""The best points of the search, for methods without runs in the stage "decay"."""
+"""The best points of the search, for methods that the stage "decay" lacks or does not suit."""
 DROPOUT = 0.3
 """The LSTM, the GRU and ``cwy`` have a lower loss with it. Other methods were not compared."""
 
