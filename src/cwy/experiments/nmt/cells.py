@@ -199,9 +199,9 @@ def step(core: nn.Module, words: int) -> Step:
     bias_hh = cast(Tensor | None, core.bias_hh)
     bias = None
     if isinstance(core, nn.GRUCell):
-        advance = partial(_gru, bias_ih=bias_ih, bias_hh=bias_hh)
+        advance = _summed(partial(_gru, bias_ih=bias_ih, bias_hh=bias_hh))
     elif isinstance(core, nn.LSTMCell):
-        advance = partial(_lstm, bias_ih=bias_ih, bias_hh=bias_hh)
+        advance = _summed(partial(_lstm, bias_ih=bias_ih, bias_hh=bias_hh))
     else:
         f = {"tanh": torch.tanh, "relu": torch.relu}[cast(nn.RNNCell, core).nonlinearity]
         advance = _plain(f)
@@ -211,19 +211,20 @@ def step(core: nn.Module, words: int) -> Step:
     return Step(weight[:, -words:], bias, weight[:, :-words], transition, advance)
 
 
+def _summed(advance: Callable[[Tensor, Tensor, State], State]) -> Advance:
+    """Return the rest of a step that reads the sum of x and the context."""
+
+    def summed(x: Tensor, context: Tensor | None, r: Tensor, state: State) -> State:
+        if context is not None:
+            x = x + context
+        return advance(x, r, state)
+
+    return summed
+
+
 def _plain(f: Callable[[Tensor], Tensor]) -> Advance:
     """Return the rest of a step $h = f(x + r)$."""
-
-    def advance(x: Tensor, context: Tensor | None, r: Tensor, state: State) -> State:
-        return (f(_sum(x, context) + r),)
-
-    return advance
-
-
-def _sum(x: Tensor, context: Tensor | None) -> Tensor:
-    if context is None:
-        return x
-    return x + context
+    return _summed(lambda x, r, state: (f(x + r),))
 
 
 def _orthogonal_step(core: OrthogonalRNNCell, words: int) -> Step:
@@ -257,13 +258,13 @@ def _gated_step(core: GatedCell, words: int) -> Step:
     return stacked._replace(
         context=torch.cat([plain.context, gate[:, :-words]]),
         transition=torch.cat([plain.transition, state]),
-        advance=partial(_gated, plain.advance),
+        advance=_summed(partial(_gated, plain.advance)),
     )
 
 
-def _gated(inner: Advance, x: Tensor, context: Tensor | None, r: Tensor, state: State) -> State:
+def _gated(inner: Advance, x: Tensor, r: Tensor, state: State) -> State:
     (h,) = state
-    x_new, x_gate = _sum(x, context).chunk(2, -1)
+    x_new, x_gate = x.chunk(2, -1)
     r_new, r_gate = r.chunk(2, -1)
     (new,) = inner(x_new, None, r_new, state)
     return (torch.lerp(h, new, torch.sigmoid(x_gate + r_gate)),)
@@ -293,15 +294,9 @@ def _rolled(core: Step, x: Tensor) -> Tensor:
 
 
 def _gru(
-    x: Tensor,
-    context: Tensor | None,
-    r: Tensor,
-    state: State,
-    bias_ih: Tensor | None,
-    bias_hh: Tensor | None,
+    x: Tensor, r: Tensor, state: State, bias_ih: Tensor | None, bias_hh: Tensor | None
 ) -> State:
     (h,) = state
-    x = _sum(x, context)
     if x.is_cuda:
         # Autocast would round the state.
         with full_precision("cuda"):
@@ -317,15 +312,9 @@ def _gru(
 
 
 def _lstm(
-    x: Tensor,
-    context: Tensor | None,
-    r: Tensor,
-    state: State,
-    bias_ih: Tensor | None,
-    bias_hh: Tensor | None,
+    x: Tensor, r: Tensor, state: State, bias_ih: Tensor | None, bias_hh: Tensor | None
 ) -> State:
     _, c = state
-    x = _sum(x, context)
     if x.is_cuda:
         with full_precision("cuda"):
             return fused_lstm_cell(x, r, c, bias_ih, bias_hh)[:2]

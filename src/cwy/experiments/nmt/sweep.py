@@ -486,19 +486,20 @@ def main() -> None:
         )
     ]
     if not runs:
-        parser.error(
-            f"the stage {given.stage} has no run of these networks and seeds. "
-            "The stage final needs the runs of tune, in the same folder or by --known."
-        )
+        reason = f"the stage {given.stage} has no run of these networks and seeds."
+        if given.stage == "final":
+            reason += " It needs the runs of tune, in the same folder or by --known."
+        parser.error(reason)
     now = time.time()
     place = Place(given.out, given.device, given.precision, now + given.seconds, now + given.stop)
     failures = 0
     for line in train(runs, place, processes):
         print(line, flush=True)
-        failures += ": failed" in line
+        if ": failed" in line:
+            failures += 1
     merge(given.out / f"{given.stage}.jsonl", lines(given.out, runs))
     if failures:
-        sys.exit(f"{failures} runs failed. Their logs are in {given.out}.")
+        sys.exit(f"runs that failed: {failures}. Their logs are in {given.out}.")
 
 
 if __name__ == "__main__":
