@@ -178,15 +178,21 @@ def runs(pattern: str) -> Runs:
 
 
 def relative_pace(run: str, other: str) -> float:
-    """Return how many times as long a step takes as in another run with the same batches.
-
-    It is the median over the rows of the log, each of which is a mean over the same steps.
-    """
-    ours = read_run(RESULTS / run).curve("train", "step_ms")
-    theirs = read_run(RESULTS / other).curve("train", "step_ms")
-    if ours[0] != theirs[0]:
+    """Return how many times as long all steps of a run take as those of another one."""
+    ours = _steps(run)
+    theirs = _steps(other)
+    if len(ours) != len(theirs):
         raise NumberError(f"{run} and {other} have logged other steps.")
-    return median(one / base for one, base in zip(ours[1], theirs[1], strict=True))
+    return sum(ours) / sum(theirs)
+
+
+def _steps(run: str) -> list[float]:
+    """Return the milliseconds of the steps of a run, by the means that its log has."""
+    steps = []
+    for row in read_run(RESULTS / run).metrics:
+        if row["split"] == "train":
+            steps += [row["step_ms"]] * (row["step"] - len(steps))
+    return steps
 
 
 def record(folder: str, *keys: str) -> str:
@@ -252,10 +258,13 @@ def quoted(file: str, where: str, number: str) -> str:
 def sentences(file: str, count: int) -> str:
     """Write the first rows of a table of translations, tab-separated under ``results``."""
     text = (RESULTS / file).read_text(encoding="utf-8")
-    rows = text.splitlines()[1 : count + 1]
-    # Punctuation is a word of its own in the data.
-    joined = [re.sub(r" (?=[.,?!])|(?<=[¿¡]) ", "", row) for row in rows]
-    return "\n".join(f"| {row.replace(chr(9), ' | ')} |" for row in joined)
+    rows = []
+    for row in text.splitlines()[1 : count + 1]:
+        # Punctuation is a word of its own in the data.
+        joined = re.sub(r" (?=[.,?!])|(?<=[¿¡]) ", "", row)
+        cells = " | ".join(joined.split("\t"))
+        rows.append(f"| {cells} |")
+    return "\n".join(rows)
 
 
 def reproduced() -> str:
