@@ -20,38 +20,10 @@
 // The header structures.cuh is generated from `Tensors` in tiling.py, which describes its fields.
 #pragma once
 #include "structures.cuh"
+#include "nonlinearities.cuh"
+#include "numbers.cuh"
 
 constexpr float TINY = 1.17549435e-38f;  // the smallest normal float
-
-// Nonlinearities.
-//
-// 1, or 0 for zero. A choice would take one of the few predicates, and units would wait for each other.
-__device__ __forceinline__ float nonzero(float z) {
-  float one;
-  asm("set.neu.f32.f32 %0, %1, 0f00000000;" : "=f"(one) : "f"(z));
-  return one;
-}
-// The bias is modReLU's threshold; elsewhere it was added to z. Comparisons are such that NaN stays NaN.
-__device__ __forceinline__ float apply(float z, float bias) {
-  if (NONLINEARITY == MODRELU) {
-    const float size = fabsf(z) + bias;
-    return nonzero(z) * copysignf(size <= 0.f ? 0.f : size, z);
-  }
-  if (NONLINEARITY == ABS) return fabsf(z);
-  if (NONLINEARITY == RELU) return z <= 0.f ? 0.f : z;
-  if (NONLINEARITY == LEAKY_RELU) return z > 0.f ? z : float(SLOPE) * z;
-  if (NONLINEARITY == TANH) return tanhf(z);
-  return z;
-}
-// The derivative from h; for abs from z.
-__device__ __forceinline__ float derivative(float h) {
-  if (NONLINEARITY == MODRELU) return nonzero(h);
-  if (NONLINEARITY == ABS) return h > 0.f ? 1.f : h < 0.f ? -1.f : 0.f;
-  if (NONLINEARITY == RELU) return h > 0.f ? 1.f : 0.f;
-  if (NONLINEARITY == LEAKY_RELU) return h > 0.f ? 1.f : float(SLOPE);
-  if (NONLINEARITY == TANH) return 1.f - h * h;
-  return 1.f;
-}
 
 // Sums over a group of lanes.
 //
@@ -223,19 +195,7 @@ __device__ __forceinline__ float number_in(float word, const void* numbers, long
   if (Type == FLOAT32) return word;
   const bool upper = reinterpret_cast<unsigned long long>(place_of<Type>(numbers, index)) & 2;
   const unsigned bits = upper ? __float_as_uint(word) >> 16 : __float_as_uint(word) & 0xffff;
-  if (Type == BFLOAT16) return __uint_as_float(bits << 16);
-  float number;
-  asm("{\n.reg .f16 h;\nmov.b16 h, %1;\ncvt.f32.f16 %0, h;\n}" : "=f"(number) : "h"((unsigned short)bits));
-  return number;
-}
-template <int Type>
-__device__ __forceinline__ void store_rounded(void* numbers, long index, float value) {
-  unsigned short bits;
-  if (Type == BFLOAT16)
-    asm("{\n.reg .b16 h;\ncvt.rn.bf16.f32 h, %1;\nmov.b16 %0, h;\n}" : "=h"(bits) : "f"(value));
-  else
-    asm("{\n.reg .f16 h;\ncvt.rn.f16.f32 h, %1;\nmov.b16 %0, h;\n}" : "=h"(bits) : "f"(value));
-  static_cast<unsigned short*>(numbers)[index] = bits;
+  return widened<Type>((unsigned short)bits);
 }
 
 // The units that a lane finishes.
