@@ -183,21 +183,6 @@ def test_ops_that_modes_see(op, call):
     assert op in [called.overloadpacket for called in ops.called]
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("kind", [nn.GRUCell, nn.LSTMCell])
-def test_fused_cells(kind):
-    cell = kind(3, 5, device="cuda", dtype=torch.float64)
-    x, h, c = (torch.randn(2, n, device="cuda", dtype=torch.float64) for n in (3, 5, 5))
-    products = x @ cell.weight_ih.mT, h @ cell.weight_hh.mT
-    if kind is nn.GRUCell:
-        fused = _torch.fused_gru_cell(*products, h, cell.bias_ih, cell.bias_hh)[0]
-        expected = cell(x, h)
-    else:
-        fused = _torch.fused_lstm_cell(*products, c, cell.bias_ih, cell.bias_hh)[0]
-        expected = cell(x, (h, c))[0]
-    torch.testing.assert_close(fused, expected)
-
-
 def test_scan_carries_a_state():
     total, partial = _torch.scan(
         lambda carry, x: (carry + x, (carry + x).clone()), torch.zeros(2), torch.ones(3, 2)

@@ -36,8 +36,6 @@ __all__ = [
     "foreach_norm",
     "forward_mode_is_active",
     "fourier_op",
-    "fused_gru_cell",
-    "fused_lstm_cell",
     "gpu_index",
     "gpu_stream",
     "has_hooks",
@@ -111,10 +109,6 @@ foreach_div: Callable[..., tuple[Tensor, ...]] = torch._foreach_div
 foreach_mul_: Callable[..., None] = torch._foreach_mul_
 foreach_norm: Callable[..., tuple[Tensor, ...]] = torch._foreach_norm
 """Compute something for each tensor of a list, on a GPU in a few launches for all of them."""
-
-fused_gru_cell: Callable[..., Any] = torch.ops.aten._thnn_fused_gru_cell
-fused_lstm_cell: Callable[..., Any] = torch.ops.aten._thnn_fused_lstm_cell
-"""Compute a step of a GRU or an LSTM from both of its products, in one launch on a GPU."""
 
 solve_op: Callable[..., Any] = torch.ops.aten._linalg_solve_ex
 eigh_op: Callable[..., Any] = torch.ops.aten._linalg_eigh

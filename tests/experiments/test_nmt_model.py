@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from cwy.experiments.engine import task
-from cwy.experiments.nmt import mix
+from cwy.experiments.nmt import fused, pointwise
 from cwy.experiments.nmt.cells import GatedCell
 from cwy.experiments.nmt.decode import decode
 from cwy.experiments.nmt.model import Translator
@@ -20,7 +20,6 @@ from cwy.experiments.nmt.recipes import paper
 from cwy.experiments.nmt.shared import Shared
 from cwy.experiments.nmt.text import END, PAD, SPECIAL, START, UNKNOWN
 from cwy.ops import _nvrtc
-from cwy.ops.recurrence.nonlinearities import NONLINEARITIES
 from tests.helpers.runs import same
 
 METHODS = [
@@ -260,45 +259,116 @@ def test_on_the_gpu_it_is_the_same(method, reflections, more):
     ) * expected.norm()
 
 
+FORMS = [
+    ("Plain", "relu"),
+    ("Plain", "leaky_relu"),
+    ("Plain", "abs"),
+    ("Plain", "modrelu"),
+    ("Gated", "tanh"),
+    ("Thin", "tanh"),
+    ("Thin", "modrelu"),
+    ("Gru", "tanh"),
+    ("Lstm", "tanh"),
+]
+
+
 @pytest.mark.skipif(not _nvrtc.compiler.INSTALLED, reason="NVRTC is not installed")
-@pytest.mark.parametrize("nonlinearity", mix.NUMBERS)
-def test_the_kernels_of_a_gate_compile(nonlinearity):
-    defines = tuple(sorted(mix.macros(nonlinearity).items()))
-    assert b"backward" in _nvrtc.cubin(mix.SOURCE, defines, "sm_90")
+@pytest.mark.parametrize(("cell", "nonlinearity"), FORMS)
+def test_the_kernels_of_a_step_compile(cell, nonlinearity):
+    form = fused.Form(getattr(pointwise, cell), nonlinearity, cell != "Gated", torch.bfloat16)
+    defines = tuple(sorted(form.macros.items()))
+    assert b"backward" in _nvrtc.cubin(fused.SOURCE, defines, "sm_90", (fused.StepTensors,))
+
+
+def rolled(given, cell, nonlinearity, lengths):
+    """All steps by the definitions, and the attention."""
+    after = getattr(pointwise, cell)(nonlinearity, given.get("threshold"), given.get("factors"))
+    state = tuple(given[name] for name in ("h", "c") if name in given)
+    n = given["h"].shape[-1]
+    states, maps = [], []
+    for x in given["x"]:
+        product = state[0] @ given["matrix"].mT
+        context = None
+        if "entries" in given:
+            keys, values = given["entries"][..., :n], given["entries"][..., n:]
+            beyond = torch.arange(len(keys), device=x.device).unsqueeze(1) >= lengths
+            scores = torch.tanh(keys + product[:, :n]) @ given["score"]
+            weights = scores.masked_fill(beyond, -torch.inf).softmax(0)
+            maps.append(weights.mT)
+            context = (weights.unsqueeze(-1) * values).sum(0)
+            product = product[:, n:]
+        state = after.advance(x, context, product, state)
+        states.append(state[0])
+    return torch.stack(states), torch.stack(maps) if maps else None
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("nonlinearity", mix.NUMBERS)
-def test_the_kernels_of_a_gate_are_its_definition(nonlinearity):
-    # r is a part of wider rows, as in the decoder.
-    shapes = {"x": (5, 66), "context": (5, 33), "wide": (5, 70), "h": (5, 33), "factors": (33,)}
+@pytest.mark.parametrize("attends", [True, False])
+@pytest.mark.parametrize(("n", "positions"), [(33, 7), (1100, 45)])
+@pytest.mark.parametrize(("cell", "nonlinearity"), FORMS)
+def test_fused_steps_are_their_definition(cell, nonlinearity, n, positions, attends):
+    kind = getattr(pointwise, cell)
+    steps, batch = 4, 5
+    shapes = {
+        "x": (steps, batch, kind.inputs * n),
+        "matrix": ((kind.products + attends) * n, n),
+        "h": (batch, n),
+    }
+    if cell == "Lstm":
+        shapes["c"] = (batch, n)
+    if cell in ("Thin", "Gru"):
+        shapes["factors"] = (n,)
+    if nonlinearity == "modrelu":
+        shapes["threshold"] = (n,)
+    if attends:
+        shapes["entries"] = (positions, batch, (1 + kind.contexts) * n)
+        shapes["score"] = (n,)
+    torch.manual_seed(0)
     exact = {
-        name: torch.randn(shape, dtype=torch.float64, device="cuda", requires_grad=True)
+        name: torch.randn(shape, dtype=torch.float64, device="cuda")
         for name, shape in shapes.items()
     }
-    single = {name: t.detach().float().requires_grad_() for name, t in exact.items()}
-    direction = torch.randn(5, 33, device="cuda")
+    # Their size is that of trained networks.
+    exact["matrix"] *= n**-0.5
+    exact |= {name: 0.3 * exact[name] for name in ("score", "threshold") if name in exact}
+    lengths = torch.tensor([positions, 1, 3, 5, 2], device="cuda", dtype=torch.int32)
+    direction = torch.randn(steps, batch, n, dtype=torch.float64, device="cuda")
 
-    def defined(x, context, wide, h, factors):
-        r = wide[:, 37:]
-        new = NONLINEARITIES[nonlinearity].define(x[:, :33] + context + r, None)
-        gate = torch.sigmoid(x[:, 33:] + factors * r)
-        return (1 - gate) * h + gate * new
+    def measured(call, dtype):
+        given = {name: t.to(dtype).requires_grad_() for name, t in exact.items()}
+        states, maps = call(given, cell, nonlinearity, lengths)
+        gradients = torch.autograd.grad((states * direction).sum(), list(given.values()))
+        found = dict(zip([f"to {name}" for name in given], gradients, strict=True))
+        if attends:
+            found["weights"] = maps
+        return {"states": states} | found
 
-    def computed(x, context, wide, h, factors):
-        mixed = mix.Mix(factors, nonlinearity)
-        assert mixed.serves(h)
-        # Two steps share the factors, and the second has no context.
-        return mixed(x, None, wide[:, 37:], mixed(x, context, wide[:, 37:], h))
+    def computed(given, cell, nonlinearity, lengths):
+        state = tuple(given[name] for name in ("h", "c") if name in given)
+        after = kind(nonlinearity, given.get("threshold"), given.get("factors"))
+        source = None
+        if attends:
+            source = fused.Source(given["entries"], given["score"], lengths)
+        assert fused.serves(given["x"], given["matrix"], positions)
+        return fused.roll(given["x"], given["matrix"], after, state, source)
 
-    once = defined(**exact)
-    expected = defined(**exact | {"h": once, "context": 0})
-    found = computed(**single)
-    torch.testing.assert_close(found.double(), expected, atol=1e-6, rtol=1e-6)
-    ours = torch.autograd.grad((found * direction).sum(), list(single.values()))
-    theirs = torch.autograd.grad((expected * direction).sum(), list(exact.values()))
-    for a, b in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(a.double(), b, atol=5e-6, rtol=1e-5)
+    truth = measured(rolled, torch.float64)
+    plain = measured(rolled, torch.float32)
+    ours = measured(computed, torch.float32)
+    for name, expected in truth.items():
+        scale = expected.norm()
+        error = (ours[name].double() - expected).norm() / scale
+        assert error < max(2 * (plain[name].double() - expected).norm() / scale, 1e-6), name
+
+
+@pytest.mark.gpu
+def test_fused_steps_without_gradients_are_the_same():
+    model = translator("lstm", n=64, dtype=torch.float32).cuda()
+    source = sentences([4, 1, 6], 9).cuda()
+    given = before(sentences([3, 5, 2], 8)).cuda()
+    expected = model(source, given)
+    with torch.no_grad():
+        assert torch.equal(model(source, given), expected)
 
 
 def _gradients(model, source, target):

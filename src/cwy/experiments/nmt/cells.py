@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
-from ..._torch import fused_gru_cell, fused_lstm_cell
 from ...nn import OrthogonalRNN, OrthogonalRNNCell
-from ...ops._precision import full_precision
+from ...ops._precision import autocast_dtype
 from ...ops.recurrence.nonlinearities import NONLINEARITIES
 from ..recurrent import BASELINES, check_baseline, raw_length
-from .mix import Mix
+from . import fused
+from .pointwise import Gated, Gru, Lstm, Plain, Pointwise, State, Thin
 from .recipes import NmtConfig
 from .shared import Shared
 
@@ -25,9 +25,6 @@ CELLS: dict[str, Callable[..., nn.RNNCellBase]] = {
 }
 SATURATED = 1e4
 """An input that opens or closes a gate exactly."""
-
-State = tuple[Tensor, ...]
-"""h ``(B, N)``, and c for an LSTM."""
 
 
 class Encoder(nn.Module):
@@ -141,10 +138,6 @@ class GatedCell(nn.Module):
             self.gate_state = nn.Linear(n, n, bias=False, dtype=dtype)
 
 
-Advance = Callable[[Tensor, Tensor | None, Tensor, State], State]
-"""``state = advance(x, context, r, state)``, with x of a word, and r = R h."""
-
-
 class Step(NamedTuple):
     """Advance a cell whose weights were read once.
 
@@ -153,14 +146,14 @@ class Step(NamedTuple):
         bias: ``(K,)``, to be added to x, or None.
         context: the map of contexts, ``(C, N)``, empty in an encoder.
         transition: R, ``(*, N)``.
-        advance: the rest of the step.
+        pointwise: the rest of the step.
     """
 
     words: Tensor
     bias: Tensor | None
     context: Tensor
     transition: Tensor
-    advance: Advance
+    pointwise: Pointwise
 
 
 def cell(method: str, config: NmtConfig, inputs: int, words: int, dtype: torch.dtype) -> nn.Module:
@@ -193,55 +186,44 @@ def step(core: nn.Module, words: int) -> Step:
         return _gated_step(core, words)
     if isinstance(core, OrthogonalRNNCell):
         return _orthogonal_step(core, words)
-    transition = cast(Tensor, core.weight_hh)
     # None without biases.
-    bias_ih = cast(Tensor | None, core.bias_ih)
-    bias_hh = cast(Tensor | None, core.bias_hh)
-    bias = None
+    bias = cast(Tensor | None, core.bias_ih)
+    more = cast(Tensor | None, core.bias_hh)
     if isinstance(core, nn.GRUCell):
-        advance = _summed(partial(_gru, bias_ih=bias_ih, bias_hh=bias_hh))
+        n = core.hidden_size
+        pointwise = Gru()
+        if more is not None:
+            # The reset gate multiplies the last part.
+            pointwise = Gru(factors=more[2 * n :])
+            more = pad(more[: 2 * n], (0, n))
     elif isinstance(core, nn.LSTMCell):
-        advance = _summed(partial(_lstm, bias_ih=bias_ih, bias_hh=bias_hh))
+        pointwise = Lstm()
     else:
-        f = {"tanh": torch.tanh, "relu": torch.relu}[cast(nn.RNNCell, core).nonlinearity]
-        advance = _plain(f)
-        if bias_ih is not None and bias_hh is not None:
-            bias = bias_ih + bias_hh
+        pointwise = Plain(cast(nn.RNNCell, core).nonlinearity)
+    if bias is not None and more is not None:
+        bias = bias + more
     weight = cast(Tensor, core.weight_ih)
-    return Step(weight[:, -words:], bias, weight[:, :-words], transition, advance)
-
-
-def _summed(advance: Callable[[Tensor, Tensor, State], State]) -> Advance:
-    """Return the rest of a step that reads the sum of x and the context."""
-
-    def summed(x: Tensor, context: Tensor | None, r: Tensor, state: State) -> State:
-        if context is not None:
-            x = x + context
-        return advance(x, r, state)
-
-    return summed
-
-
-def _plain(f: Callable[[Tensor], Tensor]) -> Advance:
-    """Return the rest of a step $h = f(x + r)$."""
-    return _summed(lambda x, r, state: (f(x + r),))
+    transition = cast(Tensor, core.weight_hh)
+    return Step(weight[:, -words:], bias, weight[:, :-words], transition, pointwise)
 
 
 def _orthogonal_step(core: OrthogonalRNNCell, words: int) -> Step:
-    f = NONLINEARITIES[cast(str, core.nonlinearity)]
+    name = cast(str, core.nonlinearity)
     bias = getattr(core, "bias_ih", None)
     threshold = None
-    if f.threshold:
+    if NONLINEARITIES[name].threshold:
         threshold = bias
         bias = None
-    advance = _plain(lambda z: f.define(z, threshold))
     weight = core.weight_ih
-    return Step(weight[:, -words:], bias, weight[:, :-words], core.weight_hh, advance)
+    pointwise = Plain(name, threshold)
+    return Step(weight[:, -words:], bias, weight[:, :-words], core.weight_hh, pointwise)
 
 
 def _gated_step(core: GatedCell, words: int) -> Step:
     """Stack the cell on its gate, so that one product with the word serves both."""
     plain = _orthogonal_step(core.core, words)
+    name = plain.pointwise.nonlinearity
+    threshold = plain.pointwise.threshold
     gate = core.gate.weight
     bias = None
     if core.gate.bias is not None:
@@ -252,78 +234,29 @@ def _gated_step(core: GatedCell, words: int) -> Step:
         bias = torch.cat([cell_bias, core.gate.bias])
     stacked = plain._replace(words=torch.cat([plain.words, gate[:, -words:]]), bias=bias)
     if core.gate_factors is not None:
-        mix = Mix(core.gate_factors, cast(str, core.core.nonlinearity))
-        return stacked._replace(advance=partial(_thin, plain.advance, mix))
+        return stacked._replace(pointwise=Thin(name, threshold, core.gate_factors))
     state = cast(nn.Linear, core.gate_state).weight
     return stacked._replace(
         context=torch.cat([plain.context, gate[:, :-words]]),
         transition=torch.cat([plain.transition, state]),
-        advance=_summed(partial(_gated, plain.advance)),
+        pointwise=Gated(name, threshold),
     )
-
-
-def _gated(inner: Advance, x: Tensor, r: Tensor, state: State) -> State:
-    (h,) = state
-    x_new, x_gate = x.chunk(2, -1)
-    r_new, r_gate = r.chunk(2, -1)
-    (new,) = inner(x_new, None, r_new, state)
-    return (torch.lerp(h, new, torch.sigmoid(x_gate + r_gate)),)
-
-
-def _thin(
-    inner: Advance, mix: Mix, x: Tensor, context: Tensor | None, r: Tensor, state: State
-) -> State:
-    (h,) = state
-    if mix.serves(h):
-        return (mix(x, context, r, h),)
-    x_new, x_gate = x.chunk(2, -1)
-    (new,) = inner(x_new, context, r, state)
-    return (torch.lerp(h, new, torch.sigmoid(x_gate + mix.factors * r)),)
 
 
 def _rolled(core: Step, x: Tensor) -> Tensor:
     """Return the states ``(T, B, N)`` of a cell over ``x (T, B, inputs)``, from zero."""
     inputs = nn.functional.linear(x, core.words, core.bias).to(x.dtype)
-    times = Shared(core.transition.mT)
     h = x.new_zeros(x.shape[1], core.transition.shape[-1])
+    transition = core.transition.to(autocast_dtype(core.transition))
+    if fused.serves(inputs, transition):
+        states, _ = fused.roll(inputs, transition, core.pointwise, (h,))
+        return states
+    times = Shared(transition.mT)
     states = []
     for row in inputs:
-        (h,) = core.advance(row, None, times(h).to(x.dtype), (h,))
+        (h,) = core.pointwise.advance(row, None, times(h).to(x.dtype), (h,))
         states.append(h)
     return torch.stack(states)
-
-
-def _gru(
-    x: Tensor, r: Tensor, state: State, bias_ih: Tensor | None, bias_hh: Tensor | None
-) -> State:
-    (h,) = state
-    if x.is_cuda:
-        # Autocast would round the state.
-        with full_precision("cuda"):
-            return (fused_gru_cell(x, r, h, bias_ih, bias_hh)[0],)
-    if bias_ih is not None and bias_hh is not None:
-        x = x + bias_ih
-        r = r + bias_hh
-    x_reset, x_update, x_new = x.chunk(3, -1)
-    h_reset, h_update, h_new = r.chunk(3, -1)
-    reset = torch.sigmoid(x_reset + h_reset)
-    update = torch.sigmoid(x_update + h_update)
-    return (torch.lerp(torch.tanh(x_new + reset * h_new), h, update),)
-
-
-def _lstm(
-    x: Tensor, r: Tensor, state: State, bias_ih: Tensor | None, bias_hh: Tensor | None
-) -> State:
-    _, c = state
-    if x.is_cuda:
-        with full_precision("cuda"):
-            return fused_lstm_cell(x, r, c, bias_ih, bias_hh)[:2]
-    total = x + r
-    if bias_ih is not None and bias_hh is not None:
-        total = total + (bias_ih + bias_hh)
-    i, f, g, o = total.chunk(4, -1)
-    c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
-    return torch.sigmoid(o) * torch.tanh(c), c
 
 
 def _baseline_options(method: str, config: NmtConfig) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +14,9 @@ from torch.nn.functional import linear, pad
 from ...many import together
 from ...ops._precision import autocast_dtype, without_tf32
 from ..engine.config import ConfigError
-from .cells import Encoder, GatedCell, State, Step, cell, step
+from . import fused
+from .cells import Encoder, GatedCell, Step, cell, step
+from .pointwise import State
 from .recipes import NmtConfig
 from .shared import Shared
 from .text import PAD, SPECIAL, Vocabularies, Vocabulary
@@ -23,14 +26,13 @@ class Memory(NamedTuple):
     """Hold the source as the decoder attends to it.
 
     Attributes:
-        keys: $W_1 h_i$, ``(B, S, N)``.
-        values: the context's part of the decoder's input, $W_c h_i$, ``(B, S, C)``.
-        mask: ``(B, S)``, 0 for words, -inf beyond the end.
+        entries: for each word the key $W_1 h_i$, and then the context's part of the decoder's
+            input, $W_c h_i$, ``(S, B, N + C)``.
+        real: ``(B, S)``, true up to the end of a sentence.
     """
 
-    keys: Tensor
-    values: Tensor
-    mask: Tensor
+    entries: Tensor
+    real: Tensor
 
 
 class Translator(nn.Module):
@@ -112,13 +114,7 @@ class Translator(nn.Module):
         """Return states ``(T, B, N)`` and attention ``(B, T, S)``."""
         with without_tf32(source.device.type):
             state, reader = self.read(source)
-            states = []
-            weights = []
-            for x in reader.inputs(given.mT):
-                state, weight = reader.advance(x, state)
-                states.append(state[0])
-                weights.append(weight)
-            return torch.stack(states), torch.cat(weights, 1)
+            return reader.rolled(reader.inputs(given.mT), state)
 
     def read(self, source: Tensor) -> tuple[State, Reader]:
         """Encode ``source (B, S)``. Return the decoder's first state, and its steps."""
@@ -129,10 +125,8 @@ class Translator(nn.Module):
             core = step(self.decoder, self.target.embedding_dim)
         # Under autocast products are in half precision, and the states of the decoder are not.
         state = tuple(part.to(self.score.dtype) for part in state)
-        states = states.transpose(0, 1)
-        values = linear(states, core.context)
-        mask = torch.zeros_like(source, dtype=states.dtype).masked_fill(~real, -torch.inf)
-        return state, Reader(self, Memory(self.keys(states), values, mask), core)
+        entries = linear(states, torch.cat([self.keys.weight, core.context]))
+        return state, Reader(self, Memory(entries, real), core)
 
     def _forming(self) -> AbstractContextManager[None]:
         """Return a context in which one call forms the transitions of encoder and decoder.
@@ -173,18 +167,40 @@ class Reader:
         self._model = model
         self._core = core
         self._memory = memory
-        self._sizes = (len(model.query.weight), len(core.transition))
         # One product with the state serves the query and the next state.
-        self._times = Shared(torch.cat([model.query.weight, core.transition]).mT)
-        self._contexts = Shared(memory.values)
-        self._score = Shared(model.score.unsqueeze(-1))
+        matrix = torch.cat([model.query.weight, core.transition])
+        self._matrix = matrix.to(autocast_dtype(matrix))
+
+    @cached_property
+    def _times(self) -> Shared:
+        return Shared(self._matrix.mT)
+
+    @cached_property
+    def _keys(self) -> Tensor:
+        """Return the keys ``(S, B, N)``."""
+        return self._memory.entries[..., : len(self._model.keys.weight)].contiguous()
+
+    @cached_property
+    def _contexts(self) -> Shared:
+        values = self._memory.entries[..., len(self._model.keys.weight) :]
+        return Shared(values.transpose(0, 1).contiguous())
+
+    @cached_property
+    def _score(self) -> Shared:
+        return Shared(self._model.score.unsqueeze(-1))
+
+    @cached_property
+    def _mask(self) -> Tensor:
+        """Return 0 for words and -inf beyond the end, ``(S, B)``."""
+        beyond = ~self._memory.real.mT
+        mask = torch.zeros_like(beyond, dtype=self._memory.entries.dtype)
+        return mask.masked_fill(beyond, -torch.inf)
 
     def repeated(self, times: int) -> Reader:
         """Return a reader of a batch that repeats each sentence, as beam search needs."""
         memory = Memory(
-            keys=self._memory.keys.repeat_interleave(times, 0),
-            values=self._memory.values.repeat_interleave(times, 0),
-            mask=self._memory.mask.repeat_interleave(times, 0),
+            entries=self._memory.entries.repeat_interleave(times, 1),
+            real=self._memory.real.repeat_interleave(times, 0),
         )
         return Reader(self._model, memory, self._core)
 
@@ -194,12 +210,37 @@ class Reader:
         mapped = linear(embedded, self._core.words, self._core.bias)
         return mapped.to(embedded.dtype)
 
+    def rolled(self, x: Tensor, state: State) -> tuple[Tensor, Tensor]:
+        """Advance by all words ``(T, B, K)``.
+
+        Returns:
+            The states ``(T, B, N)``, and the attention ``(B, T, S)``.
+        """
+        real = self._memory.real
+        if fused.serves(x, self._matrix, positions=real.shape[1]):
+            source = fused.Source(
+                entries=self._memory.entries,
+                score=self._model.score,
+                lengths=real.sum(1, dtype=torch.int32),
+            )
+            states, weights = fused.roll(x, self._matrix, self._core.pointwise, state, source)
+            assert weights is not None
+            return states, weights.transpose(0, 1)
+        steps = []
+        maps = []
+        for row in x:
+            state, weight = self.advance(row, state)
+            steps.append(state[0])
+            maps.append(weight)
+        return torch.stack(steps), torch.cat(maps, 1)
+
     def advance(self, x: Tensor, state: State) -> tuple[State, Tensor]:
         """Advance by a word ``(B, K)``. Return the next state and the attention ``(B, 1, S)``."""
-        query, recurrent = self._times(state[0]).split(self._sizes, -1)
-        matched = torch.tanh(self._memory.keys + query.unsqueeze(1))
-        scores = self._score(matched.flatten(0, 1)).view_as(self._memory.mask)
-        scores = scores + self._memory.mask
-        weights = scores.softmax(-1).unsqueeze(1)
+        products = self._times(state[0])
+        query, recurrent = products.tensor_split([len(self._model.query.weight)], -1)
+        matched = torch.tanh(self._keys + query)
+        scores = self._score(matched.flatten(0, 1)).view(self._mask.shape)
+        weights = (scores + self._mask).softmax(0).mT.unsqueeze(1)
         context = self._contexts(weights).squeeze(1)
-        return self._core.advance(x, context, recurrent.to(x.dtype), state), weights
+        state = self._core.pointwise.advance(x, context, recurrent.to(x.dtype), state)
+        return state, weights

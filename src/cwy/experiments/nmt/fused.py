@@ -1,0 +1,433 @@
+"""All steps of a recurrence on a GPU, with one product and one kernel per step each way.
+
+The kernel attends to the source and computes the pointwise part of the cell. Autograd launches
+about fifty kernels per step for the same.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from ...ops import _nvrtc
+from ...ops._precision import without_tf32
+from ...ops.recurrence.nonlinearities import SLOPE
+from ...ops.recurrence.tiling import NONLINEARITIES, TYPES
+from .pointwise import CELLS, Lstm, Pointwise, State
+
+SOURCE = Path(__file__).parent / "kernels" / "step.cu"
+MOST_THREADS = 1024
+"""The most threads of a block."""
+MOST_SHARED_BYTES = 48 * 1024
+"""The most shared memory of a block."""
+
+# The tensors of one step. `product` has the query before the product with the state, `to_product`
+# has their gradients, and `through` is what these give the state. `direct` is the gradient of the
+# state that does not pass the product, for an LSTM that of c. `kept` is written by forward and read
+# by backward, or null. `rounded` is the next state in half precision. `to_entries`, of which the
+# kernel writes the keys, `to_score`, `to_factors` and `to_threshold` are sums over all steps.
+# Absent tensors are null.
+StepTensors = _nvrtc.structure(
+    "StepTensors",
+    x="const float*",
+    product="const void*",
+    h="const float*",
+    c="const float*",
+    factors="const float*",
+    threshold="const float*",
+    entries="const void*",
+    score="const float*",
+    lengths="const int*",
+    next="float*",
+    next_c="float*",
+    rounded="void*",
+    weights="float*",
+    kept="float*",
+    to_next="const float*",
+    through="const void*",
+    direct="float*",
+    to_x="float*",
+    to_product="void*",
+    to_entries="float*",
+    to_score="float*",
+    to_factors="float*",
+    to_threshold="float*",
+    n="int",
+    positions="int",
+)
+
+
+class Source(NamedTuple):
+    """Hold what a decoder attends to.
+
+    Attributes:
+        entries: for each word its key, and then its value, ``(S, B, N + C)``.
+        score: v ``(N,)``.
+        lengths: words of each sentence, ``(B,)``, int32. What lies beyond is not read.
+    """
+
+    entries: Tensor
+    score: Tensor
+    lengths: Tensor
+
+
+@dataclass(frozen=True)
+class Form:
+    """Name a kernel.
+
+    Attributes:
+        cell: the kind of cell.
+        nonlinearity: its name.
+        attends: whether it attends to a source.
+        dtype: that of products and entries.
+    """
+
+    cell: type[Pointwise]
+    nonlinearity: str
+    attends: bool
+    dtype: torch.dtype
+
+    @property
+    def contexts(self) -> int:
+        """Return the numbers per unit that attention adds to the cell's input."""
+        if self.attends:
+            return self.cell.contexts
+        return 0
+
+    @property
+    def macros(self) -> dict[str, int | float]:
+        """Return the constants of the source."""
+        cells = {cell.__name__.upper(): number for number, cell in enumerate(CELLS)}
+        names = {name.upper(): number for name, number in NONLINEARITIES.items()}
+        types = {str(dtype).removeprefix("torch.").upper(): code for dtype, code in TYPES.items()}
+        return {
+            **cells,
+            **names,
+            **types,
+            "CELL": CELLS.index(self.cell),
+            "NONLINEARITY": NONLINEARITIES[self.nonlinearity],
+            "SLOPE": SLOPE,
+            "INPUTS": self.cell.inputs,
+            "CONTEXTS": self.contexts,
+            "PRODUCTS": self.cell.products,
+            "KEPT": self.cell.kept,
+            "TYPE": TYPES[self.dtype],
+            "MOST_THREADS": MOST_THREADS,
+        }
+
+
+def serves(x: Tensor, matrix: Tensor, positions: int = 0) -> bool:
+    """Return whether the kernels take such inputs.
+
+    Args:
+        x: the inputs, ``(T, B, K)``.
+        matrix: that of the products.
+        positions: the most words of a source, 0 without one.
+    """
+    if not x.is_cuda or torch.version.hip or _nvrtc.why_not() is not None:
+        return False
+    if x.dtype != torch.float32 or matrix.dtype not in TYPES or x.numel() == 0:
+        return False
+    return _shared_bytes(positions, MOST_THREADS) <= MOST_SHARED_BYTES
+
+
+def roll(
+    x: Tensor,
+    matrix: Tensor,
+    pointwise: Pointwise,
+    state: State,
+    source: Source | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Compute all steps of a cell, with attention to a source before each of them.
+
+    Args:
+        x: what the words give the cell, ``(T, B, K)``.
+        matrix: ``(W, N)``, that of the query above that of the state. Without a source, only the
+            latter.
+        pointwise: the cell after its products.
+        state: the first one.
+        source: to attend to.
+
+    Returns:
+        The states ``(T, B, N)``, and the attention ``(T, B, S)`` without a gradient. The latter is
+        None without a source.
+    """
+    form = Form(type(pointwise), pointwise.nonlinearity, source is not None, matrix.dtype)
+    c = None
+    if form.cell is Lstm:
+        c = state[1].contiguous()
+    given = _Given(
+        x=x.contiguous(),
+        matrix=matrix,
+        h=state[0].contiguous(),
+        c=c,
+        factors=pointwise.factors,
+        threshold=pointwise.threshold,
+    )
+    if source is not None:
+        tensors = {name: tensor.contiguous() for name, tensor in source._asdict().items()}
+        given = given._replace(**tensors)
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given):
+        return _Roll.apply(form, *given)
+    steps = _forward(form, given, keeps=False)
+    return steps.states, steps.weights
+
+
+class _Given(NamedTuple):
+    """Hold the tensors that :func:`roll` takes. All but the matrix are contiguous."""
+
+    x: Tensor
+    matrix: Tensor
+    h: Tensor
+    c: Tensor | None
+    factors: Tensor | None
+    threshold: Tensor | None
+    entries: Tensor | None = None
+    score: Tensor | None = None
+    lengths: Tensor | None = None
+
+    @property
+    def positions(self) -> int:
+        """Return the most words of a source, 0 without one."""
+        if self.entries is None:
+            return 0
+        return len(self.entries)
+
+
+class _Steps(NamedTuple):
+    """Hold the numbers of all steps.
+
+    Attributes:
+        states: after each step, ``(T, B, N)``.
+        weights: the attention, ``(T, B, S)``, or None.
+        rounded: the state before each step in half precision, ``(T, B, N)``, or None.
+        cells: c before each step and after the last one, ``(T + 1, B, N)``, or None.
+        products: ``(T, B, W)``. They share one place if nothing is kept.
+        kept: what the kernel keeps, ``(T, B, *)``, or None.
+    """
+
+    states: Tensor
+    weights: Tensor | None
+    rounded: Tensor | None
+    cells: Tensor | None
+    products: Tensor
+    kept: Tensor | None
+
+
+class _Roll(Function):
+    @staticmethod
+    def forward(ctx, form, *tensors):
+        given = _Given(*tensors)
+        steps = _forward(form, given, keeps=True)
+        ctx.form = form
+        ctx.save_for_backward(*given, *steps)
+        if steps.weights is not None:
+            ctx.mark_non_differentiable(steps.weights)
+        return steps.states, steps.weights
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad, _):
+        saved = ctx.saved_tensors
+        count = len(_Given._fields)
+        given = _Given(*saved[:count])
+        steps = _Steps(*saved[count:])
+        with without_tf32("cuda"):
+            gradients = _backward(ctx.form, given, steps, grad.contiguous())
+        return None, *gradients
+
+
+def _forward(form: Form, given: _Given, *, keeps: bool) -> _Steps:
+    """Compute all steps."""
+    steps = _allocate(form, given, keeps)
+    fields = _fields(given)
+    launch = _prepared("forward", form, given)
+    products = steps.products.unbind()
+    matrix = given.matrix.mT
+    with without_tf32("cuda"):
+        for t, before in enumerate(_states_before(given, steps)):
+            torch.mm(before, matrix, out=products[t])
+            _set_step(fields, given, steps, t)
+            launch(fields)
+    return steps
+
+
+def _allocate(form: Form, given: _Given, keeps: bool) -> _Steps:
+    """Return places for all steps. Those that are read before a step have the first state."""
+    count, batch, _ = given.x.shape
+    h = given.h
+    n = h.shape[-1]
+    width = len(given.matrix)
+    weights = None
+    if form.attends:
+        weights = h.new_empty(count, batch, given.positions)
+    rounded = None
+    if form.dtype != torch.float32:
+        rounded = h.new_empty(count, batch, n, dtype=form.dtype)
+        rounded[0] = h
+    cells = None
+    if given.c is not None:
+        cells = h.new_empty(count + 1, batch, n)
+        cells[0] = given.c
+    kept = None
+    if keeps:
+        kept = h.new_empty(count, batch, form.cell.kept * n)
+        products = given.matrix.new_empty(count, batch, width)
+    else:
+        products = given.matrix.new_empty(1, batch, width).expand(count, -1, -1)
+    return _Steps(h.new_empty(count, batch, n), weights, rounded, cells, products, kept)
+
+
+def _states_before(given: _Given, steps: _Steps) -> Sequence[Tensor]:
+    """Return the state before each step, in the type of the products."""
+    if steps.rounded is not None:
+        return steps.rounded.unbind()
+    return [given.h, *steps.states[:-1].unbind()]
+
+
+def _fields(given: _Given) -> ctypes.Structure:
+    """Return the tensors that all steps share."""
+    return StepTensors(
+        factors=_address(given.factors),
+        threshold=_address(given.threshold),
+        entries=_address(given.entries),
+        score=_address(given.score),
+        lengths=_address(given.lengths),
+        n=given.h.shape[-1],
+        positions=given.positions,
+    )
+
+
+def _set_step(fields: ctypes.Structure, given: _Given, steps: _Steps, t: int) -> None:
+    """Set the tensors of one step."""
+    fields.x = _address(given.x, t)
+    fields.product = _address(steps.products, t)
+    fields.h = _address(given.h)
+    if t > 0:
+        fields.h = _address(steps.states, t - 1)
+    fields.next = _address(steps.states, t)
+    fields.c = _address(steps.cells, t)
+    fields.next_c = _address(steps.cells, t + 1)
+    fields.rounded = None
+    if t + 1 < len(steps.states):
+        fields.rounded = _address(steps.rounded, t + 1)
+    fields.weights = _address(steps.weights, t)
+    fields.kept = _address(steps.kept, t)
+
+
+def _address(tensor: Tensor | None, index: int = 0) -> int | None:
+    """Return the address of ``tensor[index]``, or None."""
+    if tensor is None:
+        return None
+    return tensor.data_ptr() + index * tensor.stride(0) * tensor.element_size()
+
+
+def _backward(form: Form, given: _Given, steps: _Steps, grad: Tensor) -> tuple[Tensor | None, ...]:
+    """Return the gradients of what was given, from those of the states."""
+    h = given.h
+    to_x = torch.empty_like(given.x)
+    to_products = torch.empty_like(steps.products)
+    through = given.matrix.new_zeros(h.shape)
+    direct = torch.zeros_like(h)
+    to_entries = None
+    to_score = None
+    if given.entries is not None:
+        to_entries = h.new_zeros(given.entries.shape)
+        to_score = torch.zeros_like(h)
+    # One row per sentence, to be added at the end.
+    to_factors = None
+    if given.factors is not None:
+        to_factors = torch.zeros_like(h)
+    to_threshold = None
+    if given.threshold is not None:
+        to_threshold = torch.zeros_like(h)
+    fields = _fields(given)
+    fields.through = _address(through)
+    fields.direct = _address(direct)
+    fields.to_entries = _address(to_entries)
+    fields.to_score = _address(to_score)
+    fields.to_factors = _address(to_factors)
+    fields.to_threshold = _address(to_threshold)
+    launch = _prepared("backward", form, given)
+    parts = to_products.unbind()
+    for t in reversed(range(len(given.x))):
+        _set_step(fields, given, steps, t)
+        fields.to_next = _address(grad, t)
+        fields.to_x = _address(to_x, t)
+        fields.to_product = _address(to_products, t)
+        launch(fields)
+        torch.mm(parts[t], given.matrix, out=through)
+    to_h = through.to(h.dtype)
+    to_c = None
+    if form.cell is Lstm:
+        to_c = direct
+    else:
+        to_h = to_h + direct
+    before = steps.rounded
+    if before is None:
+        before = torch.cat([h.unsqueeze(0), steps.states[:-1]])
+    if to_entries is not None:
+        assert steps.weights is not None
+        n = h.shape[-1]
+        # For each sentence a product, summed over the steps.
+        to_context = to_x[..., : form.contexts * n].transpose(0, 1)
+        to_values = to_entries[..., n:].transpose(0, 1)
+        torch.bmm(steps.weights.permute(1, 2, 0), to_context, out=to_values)
+        to_entries = to_entries.to(form.dtype)
+    gradients = _Given(
+        x=to_x,
+        matrix=to_products.flatten(0, 1).mT @ before.flatten(0, 1),
+        h=to_h,
+        c=to_c,
+        factors=_row_sum(to_factors),
+        threshold=_row_sum(to_threshold),
+        entries=to_entries,
+        score=_row_sum(to_score),
+    )
+    return tuple(gradients)
+
+
+def _row_sum(rows: Tensor | None) -> Tensor | None:
+    if rows is None:
+        return None
+    return rows.sum(0)
+
+
+def _prepared(name: str, form: Form, given: _Given) -> Callable[..., None]:
+    """Return the launch of a kernel, with a block for each sentence."""
+    batch, n = given.h.shape
+    return _launch(name, form, batch, n, given.positions, given.h.get_device())
+
+
+@functools.lru_cache(maxsize=1024)
+def _launch(
+    name: str, form: Form, batch: int, n: int, positions: int, device: int
+) -> Callable[..., None]:
+    threads = min(MOST_THREADS, -(-n // 32) * 32)
+    with torch.cuda.device(device):
+        kernel = _nvrtc.kernel(
+            SOURCE,
+            name,
+            form.macros,
+            shared=_shared_bytes(positions, threads),
+            structures=(StepTensors,),
+        )
+        return kernel.prepare((batch, 1), threads)
+
+
+def _shared_bytes(positions: int, threads: int) -> int:
+    """Return the shared memory of a block: a sum per position, and one per position and part.
+
+    It is rounded up, so that sources of several lengths share a kernel.
+    """
+    floats = positions + max(positions, threads // 32)
+    return -(-floats // 256) * 1024
