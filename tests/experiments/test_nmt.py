@@ -581,7 +581,8 @@ def test_every_network_of_the_sweep_has_settings_that_exist():
         *sweep.starts(),
         *sweep.commons(sweep.SEEDS),
         *sweep.decays(sweep.NETWORKS, sweep.DROPOUTS, sweep.SEEDS),
-        *sweep.timings(sweep.NETWORKS, points),
+        *sweep.gates(sweep.SEEDS),
+        *sweep.timings(sweep.NETWORKS),
     ]
     assert len({one.folder for one in every}) == len(every)
     for one in every:
@@ -642,9 +643,7 @@ def test_a_stage_keeps_its_other_runs_and_reports_failures(pairs, tmp_path, monk
         ("lstm", ("reflections=none", "nonlinearity=tanh")),
     ],
 )
-def test_on_the_gpu_graphs_of_many_shapes_are_the_run_without_them(
-    method, more, pairs, tmp_path, monkeypatch
-):
+def test_on_the_gpu_graphs_of_many_shapes_are_the_run_without_them(method, more, pairs, tmp_path):
     # A loss that is far from zero is compared.
     short = {"epochs": 20, "reflections": 16, "embedding_scale": 0.05, "lr": 5e-3}
     given = arguments(pairs, tmp_path, **short)
@@ -653,9 +652,9 @@ def test_on_the_gpu_graphs_of_many_shapes_are_the_run_without_them(
     # What changes between steps must reach the graphs.
     texts += ["warmup=20", "clip=1"]
     losses = []
-    for captured in (True, False):
-        monkeypatch.setattr(Translation, "capturable", captured)
-        chosen = task.settings("nmt/small", method, 0, tuple(texts), device="cuda")
-        record = Loop(chosen, Folder(tmp_path / str(captured)), Group("cuda"), Display(None)).run()
+    for eager in ("false", "true"):
+        every = (*texts, f"eager={eager}")
+        chosen = task.settings("nmt/small", method, 0, every, device="cuda")
+        record = Loop(chosen, Folder(tmp_path / eager), Group("cuda"), Display(None)).run()
         losses.append(record["final"]["test"]["loss"])
     assert losses[0] == pytest.approx(losses[1], rel=0.05)

@@ -43,6 +43,7 @@ class NmtConfig(RecurrentConfig):
         epochs: passes over the training pairs.
         bucket: lengths are padded to multiples of this.
         test_batch_size: pairs per batch of an evaluation.
+        eager: launch each step from the host, without CUDA graphs, for comparison.
     """
 
     file: str | None = None
@@ -63,6 +64,7 @@ class NmtConfig(RecurrentConfig):
     epochs: int = 10
     bucket: int = 2
     test_batch_size: int = 512
+    eager: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

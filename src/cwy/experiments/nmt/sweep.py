@@ -12,7 +12,9 @@
    slowly.
 7. "decay": the same with a learning rate that decays, for more networks, with
    two amounts of dropout.
-8. "time": every network alone, one after another.
+8. "gate": forms of a gate in small networks, compared on validation pairs.
+9. "time": every network alone, one after another, for two epochs. The first
+   one captures graphs.
 
 python -m cwy.experiments.nmt.sweep STAGE OUT [--device cuda] [...]
 """
@@ -35,7 +37,7 @@ from ..engine.config import ConfigError, choose
 from ..sweeps import Place, Planned, lines, read, restore, train
 from . import recipes
 
-STAGES = ("tune", "final", "rate", "best-rate", "start", "common", "decay", "time")
+STAGES = ("tune", "final", "rate", "best-rate", "start", "common", "decay", "gate", "time")
 SEEDS = (0, 1, 2)
 POINTS = 10
 HELD_OUT = "validation=0.1"
@@ -64,6 +66,16 @@ DECAYING = tuple(f"{name}={value}" for name, value in asdict(recipes.DECAYING).i
 """The same, with a learning rate that rises to twice as much and falls to half as much."""
 DROPOUTS = (0.3, 0.5)
 """Of the stage with a learning rate that decays."""
+TIMED = (
+    "lr=3e-4",
+    "orthogonal_lr=3e-4",
+    "dropout=0.3",
+    "epochs=2",
+    "log_every=84",
+    "evaluate_every=1000000",
+    "save_every=1000000",
+)
+"""The settings of the stage that times. The log has 16 means for each epoch of 1,344 steps."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +123,9 @@ BASELINES = (
     Network("rnn-relu", "rnn", ("nonlinearity=relu",)),
 )
 ORTHOGONAL = tuple(_cwy(f, 128) for f in ("abs", "relu", "leaky_relu", "modrelu", "tanh"))
-LENGTHS = tuple(_cwy(f, length) for f in ("relu", "abs") for length in (64, 256, 512, 1024))
+LENGTHS = tuple(
+    _cwy(f, length) for f in ("relu", "leaky_relu", "abs") for length in (64, 256, 512, 1024)
+)
 RIVALS = (
     # Steps of the first two take several times as long, so they have half of the points. All
     # three have one seed.
@@ -124,6 +138,15 @@ REGULAR = ("dropout=0.3",)
 GAP = (
     Network("lstm-dropout", "lstm", REGULAR, points=0, like="lstm"),
     Network("gru-dropout", "gru", REGULAR, points=0, like="gru"),
+    Network("rnn-tanh-dropout", "rnn", ("nonlinearity=tanh", *REGULAR), points=0, like="rnn-tanh"),
+    Network(
+        "scornn-relu-dropout",
+        "scornn",
+        ("nonlinearity=relu", *REGULAR),
+        points=0,
+        like="scornn-relu",
+        seeds=(0,),
+    ),
     Network(
         "cwy-512-relu-dropout",
         "cwy",
@@ -150,16 +173,24 @@ def _gated(nonlinearity: str, reflections: int, kind: str, *settings: str) -> Ne
     return Network(f"{plain.name}-{kind}", "cwy", every, points=0)
 
 
+THIN = "thin_gate=true"
 DECAYED = (
     *BASELINES[:3],
+    _cwy("relu", 1024),
     _cwy("relu", 512),
     _cwy("relu", 256),
+    _cwy("relu", 128),
+    _cwy("relu", 64),
+    _cwy("tanh", 256),
     _gated("relu", 256, "gate"),
     _gated("tanh", 256, "gate"),
     _gated("relu", 256, "gate-decoder", "gate_encoder=false"),
     _gated("tanh", 256, "gate-decoder", "gate_encoder=false"),
-    _gated("tanh", 256, "gate-thin", "thin_gate=true"),
-    _gated("tanh", 128, "gate-thin", "thin_gate=true"),
+    _gated("relu", 256, "gate-thin", THIN),
+    _gated("tanh", 256, "gate-thin-decoder", THIN, "gate_encoder=false"),
+    _gated("tanh", 512, "gate-thin", THIN),
+    _gated("tanh", 256, "gate-thin", THIN),
+    _gated("tanh", 128, "gate-thin", THIN),
 )
 """The networks of the stage with a learning rate that decays. The gated ones have no search."""
 GROUPS = {
@@ -171,6 +202,14 @@ GROUPS = {
     "decay": DECAYED,
 }
 NETWORKS = tuple(dict.fromkeys(network for group in GROUPS.values() for network in group))
+GATES: dict[str, tuple[str, ...]] = {
+    "none": ("gate=false", "thin_gate=false"),
+    "matrices": ("gate=true", "thin_gate=false"),
+    "matrices-decoder": ("gate=true", "thin_gate=false", "gate_encoder=false"),
+    "thin": ("gate=true", THIN),
+    "thin-decoder": ("gate=true", THIN, "gate_encoder=false"),
+}
+"""Forms of a gate, as settings of ``nmt/small``."""
 
 SMALL = "embedding_scale=0.05"
 WARM = "warmup=1000"
@@ -335,18 +374,36 @@ def _trained(name: str, network: Network, start: Iterable[str], seed: int) -> Pl
     return Planned(f"nmt/{name}-seed{seed}", "nmt/paper", network.method, seed, settings)
 
 
-def timings(networks: Iterable[Network], points: dict[str, int]) -> list[Planned]:
-    """Return a run of one epoch for each network, without a test."""
-    seeds = SEEDS[:1]
-    short = ("epochs=1", UNTESTED, "log_every=100")
-    runs = [*finals(networks, points, seeds), *decays(networks, DROPOUTS[:1], seeds)]
+def gates(seeds: Iterable[int]) -> list[Planned]:
+    """Return the runs of small networks with each form of a gate, without a test."""
     return [
-        replace(
-            run,
-            folder=run.folder.replace("nmt/", "time/").replace("tuned-", ""),
-            settings=(*run.settings, *short),
+        Planned(
+            f"gate/{name}-{nonlinearity}-seed{seed}",
+            "nmt/small",
+            "cwy",
+            seed,
+            (f"nonlinearity={nonlinearity}", *settings, HELD_OUT, UNTESTED, *QUIET),
         )
-        for run in runs
+        for seed in seeds
+        for nonlinearity in ("tanh", "relu")
+        for name, settings in GATES.items()
+    ]
+
+
+def timings(networks: Iterable[Network]) -> list[Planned]:
+    """Return a run of two epochs for each network, without a test.
+
+    All have the same learning rates and dropout. A step takes the same time with others.
+    """
+    return [
+        Planned(
+            f"time/{network.name}",
+            "nmt/paper",
+            network.method,
+            SEEDS[0],
+            (*network.settings, *TIMED, HELD_OUT, UNTESTED),
+        )
+        for network in networks
     ]
 
 
@@ -379,10 +436,11 @@ def planned(
         return commons(seeds)
     if stage == "decay":
         return decays(networks, dropouts, seeds)
-    points = chosen(out, NETWORKS)
+    if stage == "gate":
+        return gates(seeds)
     if stage == "time":
-        return timings(networks, points)
-    return finals(networks, points, seeds)
+        return timings(networks)
+    return finals(networks, chosen(out, NETWORKS), seeds)
 
 
 def select(names: str) -> tuple[Network, ...]:
@@ -452,7 +510,7 @@ def _arguments() -> argparse.ArgumentParser:
         help="names or groups, for tune, final, decay and time",
     )
     parser.add_argument(
-        "--seeds", type=_each(int), default="0,1,2", help="for final, common and decay"
+        "--seeds", type=_each(int), default="0,1,2", help="for final, common, decay and gate"
     )
     parser.add_argument(
         "--rescues",

@@ -77,6 +77,10 @@ class Translation(RecurrentTask):
         return [name for name in super().methods() if name in BASELINES or METHODS[name].real]
 
     @property
+    def capturable(self) -> bool:
+        return super().capturable and not self.config.eager
+
+    @property
     def facts(self) -> dict[str, Any]:
         return self.corpus.facts
 
