@@ -32,7 +32,6 @@ from cwy.experiments.nmt.corpus import load, read
 from cwy.experiments.nmt.model import data_of
 from cwy.experiments.nmt.recipes import paper
 from cwy.experiments.nmt.report import epoch_seconds
-from cwy.experiments.nmt.task import Translation
 from cwy.experiments.nmt.text import PAD
 from cwy.experiments.nmt.translate import translate
 from cwy.experiments.report import find_runs, write

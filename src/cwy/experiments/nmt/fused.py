@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -209,8 +209,9 @@ class _Steps(NamedTuple):
     Attributes:
         states: after each step, ``(T, B, N)``.
         weights: the attention, ``(T, B, S)``, or None.
-        rounded: the state before each step in half precision, ``(T, B, N)``, or None.
-        cells: c before each step and after the last one, ``(T + 1, B, N)``, or None.
+        rounded: the first state and those after each step in half precision,
+            ``(T + 1, B, N)``, or None.
+        cells: the first c and those after each step, ``(T + 1, B, N)``, or None.
         products: ``(T, B, W)``. They share one place if nothing is kept.
         kept: what the kernel keeps, ``(T, B, *)``, or None.
     """
@@ -249,15 +250,16 @@ class _Roll(Function):
 def _forward(form: Form, given: _Given, *, keeps: bool) -> _Steps:
     """Compute all steps."""
     steps = _allocate(form, given, keeps)
-    fields = _fields(given)
+    arguments = _Arguments(given, steps)
     launch = _prepared("forward", form, given)
-    products = steps.products.unbind()
+    before = (given.h, *steps.states.unbind())
+    if steps.rounded is not None:
+        before = steps.rounded.unbind()
     matrix = given.matrix.mT
     with without_tf32("cuda"):
-        for t, before in enumerate(_states_before(given, steps)):
-            torch.mm(before, matrix, out=products[t])
-            _set_step(fields, given, steps, t)
-            launch(fields)
+        for t, product in enumerate(steps.products.unbind()):
+            torch.mm(before[t], matrix, out=product)
+            launch(arguments.at(t))
     return steps
 
 
@@ -272,7 +274,7 @@ def _allocate(form: Form, given: _Given, keeps: bool) -> _Steps:
         weights = h.new_empty(count, batch, given.positions)
     rounded = None
     if form.dtype != torch.float32:
-        rounded = h.new_empty(count, batch, n, dtype=form.dtype)
+        rounded = h.new_empty(count + 1, batch, n, dtype=form.dtype)
         rounded[0] = h
     cells = None
     if given.c is not None:
@@ -287,48 +289,54 @@ def _allocate(form: Form, given: _Given, keeps: bool) -> _Steps:
     return _Steps(h.new_empty(count, batch, n), weights, rounded, cells, products, kept)
 
 
-def _states_before(given: _Given, steps: _Steps) -> Sequence[Tensor]:
-    """Return the state before each step, in the type of the products."""
-    if steps.rounded is not None:
-        return steps.rounded.unbind()
-    return [given.h, *steps.states[:-1].unbind()]
+class _Arguments:
+    """Hold the arguments of a kernel, and move them from step to step.
+
+    Args:
+        given, steps: the tensors that both kernels take.
+    """
+
+    def __init__(self, given: _Given, steps: _Steps) -> None:
+        self.fields = StepTensors(
+            factors=_address(given.factors),
+            threshold=_address(given.threshold),
+            entries=_address(given.entries),
+            score=_address(given.score),
+            lengths=_address(given.lengths),
+            n=given.h.shape[-1],
+            positions=given.positions,
+        )
+        self._first = _address(given.h)
+        self._moving: list[tuple[str, int, int]] = []
+        self.move("x", given.x)
+        self.move("product", steps.products)
+        self.move("h", steps.states, ahead=-1)
+        self.move("next", steps.states)
+        self.move("c", steps.cells)
+        self.move("next_c", steps.cells, ahead=1)
+        self.move("rounded", steps.rounded, ahead=1)
+        self.move("weights", steps.weights)
+        self.move("kept", steps.kept)
+
+    def move(self, name: str, tensor: Tensor | None, ahead: int = 0) -> None:
+        """Let a field be ``tensor[t + ahead]`` at step t."""
+        if tensor is not None:
+            stride = tensor.stride(0) * tensor.element_size()
+            self._moving.append((name, tensor.data_ptr() + ahead * stride, stride))
+
+    def at(self, t: int) -> ctypes.Structure:
+        """Return the arguments of step t."""
+        for name, begin, stride in self._moving:
+            setattr(self.fields, name, begin + t * stride)
+        if t == 0:
+            self.fields.h = self._first
+        return self.fields
 
 
-def _fields(given: _Given) -> ctypes.Structure:
-    """Return the tensors that all steps share."""
-    return StepTensors(
-        factors=_address(given.factors),
-        threshold=_address(given.threshold),
-        entries=_address(given.entries),
-        score=_address(given.score),
-        lengths=_address(given.lengths),
-        n=given.h.shape[-1],
-        positions=given.positions,
-    )
-
-
-def _set_step(fields: ctypes.Structure, given: _Given, steps: _Steps, t: int) -> None:
-    """Set the tensors of one step."""
-    fields.x = _address(given.x, t)
-    fields.product = _address(steps.products, t)
-    fields.h = _address(given.h)
-    if t > 0:
-        fields.h = _address(steps.states, t - 1)
-    fields.next = _address(steps.states, t)
-    fields.c = _address(steps.cells, t)
-    fields.next_c = _address(steps.cells, t + 1)
-    fields.rounded = None
-    if t + 1 < len(steps.states):
-        fields.rounded = _address(steps.rounded, t + 1)
-    fields.weights = _address(steps.weights, t)
-    fields.kept = _address(steps.kept, t)
-
-
-def _address(tensor: Tensor | None, index: int = 0) -> int | None:
-    """Return the address of ``tensor[index]``, or None."""
+def _address(tensor: Tensor | None) -> int | None:
     if tensor is None:
         return None
-    return tensor.data_ptr() + index * tensor.stride(0) * tensor.element_size()
+    return tensor.data_ptr()
 
 
 def _backward(form: Form, given: _Given, steps: _Steps, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -350,7 +358,11 @@ def _backward(form: Form, given: _Given, steps: _Steps, grad: Tensor) -> tuple[T
     to_threshold = None
     if given.threshold is not None:
         to_threshold = torch.zeros_like(h)
-    fields = _fields(given)
+    arguments = _Arguments(given, steps)
+    arguments.move("to_next", grad)
+    arguments.move("to_x", to_x)
+    arguments.move("to_product", to_products)
+    fields = arguments.fields
     fields.through = _address(through)
     fields.direct = _address(direct)
     fields.to_entries = _address(to_entries)
@@ -358,23 +370,19 @@ def _backward(form: Form, given: _Given, steps: _Steps, grad: Tensor) -> tuple[T
     fields.to_factors = _address(to_factors)
     fields.to_threshold = _address(to_threshold)
     launch = _prepared("backward", form, given)
-    parts = to_products.unbind()
-    for t in reversed(range(len(given.x))):
-        _set_step(fields, given, steps, t)
-        fields.to_next = _address(grad, t)
-        fields.to_x = _address(to_x, t)
-        fields.to_product = _address(to_products, t)
-        launch(fields)
-        torch.mm(parts[t], given.matrix, out=through)
+    for t, part in reversed(list(enumerate(to_products.unbind()))):
+        launch(arguments.at(t))
+        torch.mm(part, given.matrix, out=through)
     to_h = through.to(h.dtype)
     to_c = None
     if form.cell is Lstm:
         to_c = direct
     else:
         to_h = to_h + direct
-    before = steps.rounded
-    if before is None:
+    if steps.rounded is None:
         before = torch.cat([h.unsqueeze(0), steps.states[:-1]])
+    else:
+        before = steps.rounded[:-1]
     if to_entries is not None:
         assert steps.weights is not None
         n = h.shape[-1]

@@ -150,7 +150,7 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS) forward(const StepTen
       }
     }
     of.next[own] = next;
-    if (TYPE != FLOAT32 && of.rounded) store(of.rounded, own, next);
+    if (TYPE != FLOAT32) store(of.rounded, own, next);
     if (of.kept) {
       #pragma unroll
       for (int k = 0; k < KEPT; k++) of.kept[at.kept + k * n + unit] = kept[k];
