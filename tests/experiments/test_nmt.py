@@ -27,7 +27,7 @@ from cwy.experiments.engine.distributed import Group
 from cwy.experiments.engine.folder import Folder
 from cwy.experiments.engine.loop import Loop
 from cwy.experiments.engine.runner import RunError
-from cwy.experiments.nmt import sweep
+from cwy.experiments.nmt import speed, sweep
 from cwy.experiments.nmt.corpus import load, read
 from cwy.experiments.nmt.model import data_of
 from cwy.experiments.nmt.recipes import paper
@@ -581,13 +581,13 @@ def test_every_network_of_the_sweep_has_settings_that_exist():
         *sweep.commons(sweep.SEEDS),
         *sweep.decays(sweep.NETWORKS, sweep.DROPOUTS, sweep.SEEDS),
         *sweep.gates(sweep.SEEDS),
-        *sweep.timings(sweep.NETWORKS),
     ]
     assert len({one.folder for one in every}) == len(every)
     for one in every:
         task.settings(one.what, one.method, one.seed, one.settings)
     assert sweep.select("lstm,baselines,cwy-64-abs")[-1].like == "cwy-128-abs"
     assert len(sweep.select("lstm,baselines")) == len(sweep.BASELINES)
+    assert len(sweep.select(speed.NETWORKS)) == speed.NETWORKS.count(",") + 1
     tested = {one.folder for one in every if "final_test=false" not in one.settings}
     assert all(name.startswith("nmt/") or name.endswith("-epochs10") for name in tested)
     with pytest.raises(ConfigError, match="unknown network 'lsmt'"):
@@ -657,3 +657,15 @@ def test_on_the_gpu_graphs_of_many_shapes_are_the_run_without_them(method, more,
         record = Loop(chosen, Folder(tmp_path / eager), Group("cuda"), Display(None)).run()
         losses.append(record["final"]["test"]["loss"])
     assert losses[0] == pytest.approx(losses[1], rel=0.05)
+
+
+@pytest.mark.gpu
+def test_steps_are_timed_for_each_frequent_length(pairs):
+    tiny = (f"file={pairs}", *TINY)
+    network = replace(sweep.BASELINES[0], settings=tiny)
+    found = speed.measure(network, "bfloat16")
+    assert sum(one["batches"] for one in found["lengths"]) <= found["batches"]
+    for key in ("plain_ms", "graph_ms"):
+        times = [one[key] for one in found["lengths"]]
+        assert 0 < min(times) <= found[key] <= max(times)
+    assert found["versions"]["torch"] == torch.__version__

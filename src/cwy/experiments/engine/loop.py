@@ -148,7 +148,7 @@ class Loop:
         model = self.group.wrap(self.model)
         plain = self.device.type == "cuda" and self.group.size == 1 and not self.settings.compile
         train = cudagraph.capture(
-            lambda *batch: self._step(model, batch),
+            lambda *batch: self.take_step(model, batch),
             enabled=plain and self.task.capturable,
             # A step that synchronizes, as torch's matrix exponential does, runs eagerly.
             on_failure=self._uncaptured,
@@ -240,7 +240,7 @@ class Loop:
             self.last_read_step = self.step
             self.last_read_seconds = self.clock.seconds
 
-    def _step(self, model: nn.Module, batch: Batch) -> None:
+    def take_step(self, model: nn.Module, batch: Batch) -> None:
         """Take the part of a step that happens on the device. It does not synchronize."""
         with self._autocast():
             loss, metrics = self.task.loss(model, batch)

@@ -1,4 +1,4 @@
-"""Tune, train and time the networks of translation. Each stage is a command.
+"""Tune and train the networks of translation. Each stage is a command.
 
 1. "tune": networks with a search get the same points, two epochs each.
 2. "final": every network is trained for up to ten epochs with several seeds,
@@ -13,8 +13,6 @@
 7. "decay": the same with a learning rate that decays, for more networks, with
    two amounts of dropout.
 8. "gate": forms of a gate in small networks, compared on validation pairs.
-9. "time": every network alone, one after another, for two epochs. The first
-   one captures graphs.
 
 python -m cwy.experiments.nmt.sweep STAGE OUT [--device cuda] [...]
 """
@@ -37,12 +35,12 @@ from ..engine.config import ConfigError, choose
 from ..sweeps import Place, Planned, lines, read, restore, train
 from . import recipes
 
-STAGES = ("tune", "final", "rate", "best-rate", "start", "common", "decay", "gate", "time")
+STAGES = ("tune", "final", "rate", "best-rate", "start", "common", "decay", "gate")
 SEEDS = (0, 1, 2)
 POINTS = 10
 HELD_OUT = "validation=0.1"
 UNTESTED = "final_test=false"
-"""For runs that choose a setting, or are timed."""
+"""For runs that choose a setting."""
 EPOCHS = 10
 """The most epochs of a final run."""
 PATIENCE = "patience=2"
@@ -66,16 +64,6 @@ DECAYING = tuple(f"{name}={value}" for name, value in asdict(recipes.DECAYING).i
 """The same, with a learning rate that rises to twice as much and falls to half as much."""
 DROPOUTS = (0.3, 0.5)
 """Of the stage with a learning rate that decays."""
-TIMED = (
-    "lr=3e-4",
-    "orthogonal_lr=3e-4",
-    "dropout=0.3",
-    "epochs=2",
-    "log_every=84",
-    "evaluate_every=1000000",
-    "save_every=1000000",
-)
-"""The settings of the stage that times. The log has 16 means for each epoch of 1,344 steps."""
 
 
 @dataclass(frozen=True)
@@ -390,23 +378,6 @@ def gates(seeds: Iterable[int]) -> list[Planned]:
     ]
 
 
-def timings(networks: Iterable[Network]) -> list[Planned]:
-    """Return a run of two epochs for each network, without a test.
-
-    All have the same learning rates and dropout. A step takes the same time with others.
-    """
-    return [
-        Planned(
-            f"time/{network.name}",
-            "nmt/paper",
-            network.method,
-            SEEDS[0],
-            (*network.settings, *TIMED, HELD_OUT, UNTESTED),
-        )
-        for network in networks
-    ]
-
-
 def planned(
     stage: str,
     out: Path,
@@ -438,8 +409,6 @@ def planned(
         return decays(networks, dropouts, seeds)
     if stage == "gate":
         return gates(seeds)
-    if stage == "time":
-        return timings(networks)
     return finals(networks, chosen(out, NETWORKS), seeds)
 
 
@@ -477,7 +446,8 @@ def _each(convert: Callable[[str], Any]) -> Callable[[str], list[Any]]:
     return read_all
 
 
-def _networks(text: str) -> tuple[Network, ...]:
+def named_networks(text: str) -> tuple[Network, ...]:
+    """Read an argument that names networks or groups, separated by commas."""
     try:
         return select(text)
     except ConfigError as error:
@@ -498,16 +468,16 @@ def _arguments() -> argparse.ArgumentParser:
     parser.add_argument("out", type=Path, help="the folder of all stages")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--precision", default="float32", help="float32, bfloat16 or float64")
-    parser.add_argument("--processes", type=int, default=1, help="the stage time takes one")
+    parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=1e9, help="start no run after this")
     parser.add_argument(
         "--stop", type=float, default=1e9, help="save and stop runs after these seconds"
     )
     parser.add_argument(
         "--networks",
-        type=_networks,
+        type=named_networks,
         default=",".join(GROUPS),
-        help="names or groups, for tune, final, decay and time",
+        help="names or groups, for tune, final and decay",
     )
     parser.add_argument(
         "--seeds", type=_each(int), default="0,1,2", help="for final, common, decay and gate"
@@ -534,9 +504,6 @@ def main() -> None:
     given = parser.parse_args()
     for path in given.known:
         restore(given.out, path.read_text().splitlines())
-    processes = given.processes
-    if given.stage == "time":
-        processes = 1
     runs = [
         replace(run, settings=(*run.settings, *given.set))
         for run in planned(
@@ -551,7 +518,7 @@ def main() -> None:
     now = time.time()
     place = Place(given.out, given.device, given.precision, now + given.seconds, now + given.stop)
     failures = 0
-    for line in train(runs, place, processes):
+    for line in train(runs, place, given.processes):
         print(line, flush=True)
         if ": failed" in line:
             failures += 1
