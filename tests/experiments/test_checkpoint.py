@@ -1,6 +1,7 @@
 """Checkpoints: killed, flipped, cut short, on a full disk."""
 
 import io
+import json
 import multiprocessing
 import os
 import random
@@ -125,6 +126,16 @@ def test_a_checkpoint_of_a_step_that_the_run_does_not_have_is_refused(step, save
     with pytest.raises(RunError, match=r"does not fit this run.*step"):
         resume(run)
     assert (run / "metrics.jsonl").read_bytes() == log
+
+
+def test_a_setting_that_an_earlier_version_lacked_has_its_default(saved):
+    run, before, state = saved
+    config = json.loads((run / "config.json").read_text())
+    for settings in (state["run"]["settings"], config):
+        del settings["warmup"]
+    forge(before, state)
+    (run / "config.json").write_text(json.dumps(config))
+    assert resume(run)[0] == 0
 
 
 def leaves(state, path=()):

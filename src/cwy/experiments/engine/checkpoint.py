@@ -169,7 +169,9 @@ class State:
             if not isinstance(whole.get(name), dict):
                 raise Damaged(f"it has no {name!r}.")
         run = whole["run"]
-        changed = differences(run["settings"], self.settings)
+        # A setting that an earlier version lacked has its default.
+        there = Settings.from_dict(run["settings"]).to_dict()
+        changed = differences(there, self.settings)
         if changed:
             raise ConfigError(
                 f"{folder.parent}: config.json is not that of its checkpoints: "
