@@ -659,6 +659,13 @@ def test_on_the_gpu_graphs_of_many_shapes_are_the_run_without_them(method, more,
     assert losses[0] == pytest.approx(losses[1], rel=0.05)
 
 
+@pytest.mark.parametrize("eager", [False, True])
+def test_only_eager_steps_are_not_captured(eager, pairs):
+    texts = (f"file={pairs}", *TINY, f"eager={str(eager).lower()}")
+    chosen = task.settings("nmt/small", "cwy", 0, texts)
+    assert task.load("nmt")(chosen, torch.device("cpu")).capturable is not eager
+
+
 @pytest.mark.gpu
 def test_steps_are_timed_for_each_frequent_length(pairs):
     tiny = (f"file={pairs}", *TINY)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad
+from torch.nn.functional import linear, pad
 
 from ...nn import OrthogonalRNN, OrthogonalRNNCell
 from ...ops._precision import autocast_dtype
@@ -155,6 +155,15 @@ class Step(NamedTuple):
     transition: Tensor
     pointwise: Pointwise
 
+    def inputs(self, embedded: Tensor) -> Tensor:
+        """Return what words give the cell, ``(*, K)``. Under autocast the bias is not rounded."""
+        if autocast_dtype(self.words) == self.words.dtype:
+            return linear(embedded, self.words, self.bias)
+        mapped = linear(embedded, self.words)
+        if self.bias is None:
+            return mapped.to(embedded.dtype)
+        return mapped + self.bias
+
 
 def cell(method: str, config: NmtConfig, inputs: int, words: int, dtype: torch.dtype) -> nn.Module:
     """Return a cell, with parameters named as in torch.
@@ -188,20 +197,20 @@ def step(core: nn.Module, words: int) -> Step:
         return _orthogonal_step(core, words)
     # None without biases.
     bias = cast(Tensor | None, core.bias_ih)
-    more = cast(Tensor | None, core.bias_hh)
+    bias_hh = cast(Tensor | None, core.bias_hh)
     if isinstance(core, nn.GRUCell):
         n = core.hidden_size
         pointwise = Gru()
-        if more is not None:
+        if bias_hh is not None:
             # The reset gate multiplies the last part.
-            pointwise = Gru(factors=more[2 * n :])
-            more = pad(more[: 2 * n], (0, n))
+            pointwise = Gru(vector=bias_hh[2 * n :])
+            bias_hh = pad(bias_hh[: 2 * n], (0, n))
     elif isinstance(core, nn.LSTMCell):
         pointwise = Lstm()
     else:
         pointwise = Plain(cast(nn.RNNCell, core).nonlinearity)
-    if bias is not None and more is not None:
-        bias = bias + more
+    if bias is not None and bias_hh is not None:
+        bias = bias + bias_hh
     weight = cast(Tensor, core.weight_ih)
     transition = cast(Tensor, core.weight_hh)
     return Step(weight[:, -words:], bias, weight[:, :-words], transition, pointwise)
@@ -245,7 +254,7 @@ def _gated_step(core: GatedCell, words: int) -> Step:
 
 def _rolled(core: Step, x: Tensor) -> Tensor:
     """Return the states ``(T, B, N)`` of a cell over ``x (T, B, inputs)``, from zero."""
-    inputs = nn.functional.linear(x, core.words, core.bias).to(x.dtype)
+    inputs = core.inputs(x)
     h = x.new_zeros(x.shape[1], core.transition.shape[-1])
     transition = core.transition.to(autocast_dtype(core.transition))
     if fused.serves(inputs, transition):

@@ -31,6 +31,7 @@ def _search(model: Translator, source: Tensor, limit: int, beams: int) -> list[l
     vocabulary = len(model.target.weight)
     state, reader = model.read(source)
     reader = reader.repeated(beams)
+    stepper = reader.stepper()
     state = tuple(part.repeat_interleave(beams, 0) for part in state)
     words = torch.full((batch * beams, 1), START, device=device)
     # All beams are equal at first, and one is enough.
@@ -47,7 +48,7 @@ def _search(model: Translator, source: Tensor, limit: int, beams: int) -> list[l
     first = torch.arange(batch, device=device).unsqueeze(1) * beams
     ended = torch.zeros(batch * beams, dtype=torch.bool, device=device)
     for count in range(limit + 1):
-        state, _ = reader.advance(reader.inputs(words[:, -1]), state)
+        state, _ = stepper.advance(reader.inputs(words[:, -1]), state)
         log_p = (model.readout(state[0]) + never).log_softmax(-1)
         if count == limit:
             log_p = log_p + only_end

@@ -11,7 +11,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -26,23 +26,33 @@ from .pointwise import CELLS, Lstm, Pointwise, State
 
 SOURCE = Path(__file__).parent / "kernels" / "step.cu"
 MOST_THREADS = 1024
-"""The most threads of a block."""
+"""The largest number of threads per block."""
 MOST_SHARED_BYTES = 48 * 1024
-"""The most shared memory of a block."""
+"""The largest shared memory per block."""
 
-# The tensors of one step. `product` has the query before the product with the state, `to_product`
-# has their gradients, and `through` is what these give the state. `direct` is the gradient of the
-# state that does not pass the product, for an LSTM that of c. `kept` is written by forward and read
-# by backward, or null. `rounded` is the next state in half precision. `to_entries`, of which the
-# kernel writes the keys, `to_score`, `to_factors` and `to_threshold` are sums over all steps.
-# Absent tensors are null.
+# The tensors of one step. Absent ones are null.
+#   x            what the word gives the cell
+#   product      the query, and then the product with the state
+#   h, c         the state before the step
+#   vector, threshold, entries, score, lengths  as Pointwise and Source have them
+#   next, next_c  the state after the step
+#   rounded      the same in half precision
+#   weights      the attention
+#   kept         numbers that forward keeps for backward
+#   to_next      the gradient that the state after the step gets from outside
+#   through      the gradient of that state by way of the next product
+#   direct       the gradient of that state past the next product, for an LSTM that of c. It is
+#                replaced by that of the state before
+#   to_x, to_product  the gradients of x and of the product
+#   to_entries   the sum over steps of the gradients of keys. Those of values are not written
+#   to_score, to_vector, to_threshold  sums over steps, with a row for each sentence
 StepTensors = _nvrtc.structure(
     "StepTensors",
     x="const float*",
     product="const void*",
     h="const float*",
     c="const float*",
-    factors="const float*",
+    vector="const float*",
     threshold="const float*",
     entries="const void*",
     score="const float*",
@@ -59,7 +69,7 @@ StepTensors = _nvrtc.structure(
     to_product="void*",
     to_entries="float*",
     to_score="float*",
-    to_factors="float*",
+    to_vector="float*",
     to_threshold="float*",
     n="int",
     positions="int",
@@ -82,7 +92,7 @@ class Source(NamedTuple):
 
 @dataclass(frozen=True)
 class Form:
-    """Name a kernel.
+    """Describe a variant of the kernels.
 
     Attributes:
         cell: the kind of cell.
@@ -162,20 +172,16 @@ def roll(
         None without a source.
     """
     form = Form(type(pointwise), pointwise.nonlinearity, source is not None, matrix.dtype)
+    h = state[0]
     c = None
     if form.cell is Lstm:
-        c = state[1].contiguous()
-    given = _Given(
-        x=x.contiguous(),
-        matrix=matrix,
-        h=state[0].contiguous(),
-        c=c,
-        factors=pointwise.factors,
-        threshold=pointwise.threshold,
-    )
+        c = state[1]
+    given = _Given(x, matrix, h, c, pointwise.vector, pointwise.threshold)
     if source is not None:
-        tensors = {name: tensor.contiguous() for name, tensor in source._asdict().items()}
-        given = given._replace(**tensors)
+        # Outside of autocast they may be in another precision.
+        entries = source.entries.to(matrix.dtype)
+        given = given._replace(entries=entries, score=source.score, lengths=source.lengths)
+    given = _Given(*cast(list[Any], [_contiguous(tensor) for tensor in given]))
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given):
         return _Roll.apply(form, *given)
     steps = _forward(form, given, keeps=False)
@@ -183,13 +189,13 @@ def roll(
 
 
 class _Given(NamedTuple):
-    """Hold the tensors that :func:`roll` takes. All but the matrix are contiguous."""
+    """Hold the tensors that :func:`roll` takes."""
 
     x: Tensor
     matrix: Tensor
     h: Tensor
     c: Tensor | None
-    factors: Tensor | None
+    vector: Tensor | None
     threshold: Tensor | None
     entries: Tensor | None = None
     score: Tensor | None = None
@@ -298,7 +304,7 @@ class _Arguments:
 
     def __init__(self, given: _Given, steps: _Steps) -> None:
         self.fields = StepTensors(
-            factors=_address(given.factors),
+            vector=_address(given.vector),
             threshold=_address(given.threshold),
             entries=_address(given.entries),
             score=_address(given.score),
@@ -333,6 +339,12 @@ class _Arguments:
         return self.fields
 
 
+def _contiguous(tensor: Tensor | None) -> Tensor | None:
+    if tensor is None:
+        return None
+    return tensor.contiguous()
+
+
 def _address(tensor: Tensor | None) -> int | None:
     if tensor is None:
         return None
@@ -352,9 +364,9 @@ def _backward(form: Form, given: _Given, steps: _Steps, grad: Tensor) -> tuple[T
         to_entries = h.new_zeros(given.entries.shape)
         to_score = torch.zeros_like(h)
     # One row per sentence, to be added at the end.
-    to_factors = None
-    if given.factors is not None:
-        to_factors = torch.zeros_like(h)
+    to_vector = None
+    if given.vector is not None:
+        to_vector = torch.zeros_like(h)
     to_threshold = None
     if given.threshold is not None:
         to_threshold = torch.zeros_like(h)
@@ -367,7 +379,7 @@ def _backward(form: Form, given: _Given, steps: _Steps, grad: Tensor) -> tuple[T
     fields.direct = _address(direct)
     fields.to_entries = _address(to_entries)
     fields.to_score = _address(to_score)
-    fields.to_factors = _address(to_factors)
+    fields.to_vector = _address(to_vector)
     fields.to_threshold = _address(to_threshold)
     launch = _prepared("backward", form, given)
     for t, part in reversed(list(enumerate(to_products.unbind()))):
@@ -375,10 +387,10 @@ def _backward(form: Form, given: _Given, steps: _Steps, grad: Tensor) -> tuple[T
         torch.mm(part, given.matrix, out=through)
     to_h = through.to(h.dtype)
     to_c = None
-    if form.cell is Lstm:
-        to_c = direct
-    else:
+    if given.c is None:
         to_h = to_h + direct
+    else:
+        to_c = direct
     if steps.rounded is None:
         before = torch.cat([h.unsqueeze(0), steps.states[:-1]])
     else:
@@ -396,7 +408,7 @@ def _backward(form: Form, given: _Given, steps: _Steps, grad: Tensor) -> tuple[T
         matrix=to_products.flatten(0, 1).mT @ before.flatten(0, 1),
         h=to_h,
         c=to_c,
-        factors=_row_sum(to_factors),
+        vector=_row_sum(to_vector),
         threshold=_row_sum(to_threshold),
         entries=to_entries,
         score=_row_sum(to_score),
@@ -433,7 +445,7 @@ def _launch(
 
 
 def _shared_bytes(positions: int, threads: int) -> int:
-    """Return the shared memory of a block: a sum per position, and one per position and part.
+    """Return the shared memory of a block: a sum per position, and those of its warps.
 
     It is rounded up, so that sources of several lengths share a kernel.
     """

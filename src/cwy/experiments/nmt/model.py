@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from contextlib import AbstractContextManager, nullcontext
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +15,7 @@ from ...ops._precision import autocast_dtype, without_tf32
 from ..engine.config import ConfigError
 from . import fused
 from .cells import Encoder, GatedCell, Step, cell, step
-from .pointwise import State
+from .pointwise import Pointwise, State
 from .recipes import NmtConfig
 from .shared import Shared
 from .text import PAD, SPECIAL, Vocabularies, Vocabulary
@@ -105,7 +104,10 @@ class Translator(nn.Module):
         return states
 
     def attention(self, source: Tensor, given: Tensor) -> Tensor:
-        """Return the attention ``(B, T, S)`` to the source's words before each word."""
+        """Return the attention ``(B, T, S)`` to the source's words before each word.
+
+        It has no gradient.
+        """
         _, weights = self._rolled(source, given)
         return weights
 
@@ -171,31 +173,6 @@ class Reader:
         matrix = torch.cat([model.query.weight, core.transition])
         self._matrix = matrix.to(autocast_dtype(matrix))
 
-    @cached_property
-    def _times(self) -> Shared:
-        return Shared(self._matrix.mT)
-
-    @cached_property
-    def _keys(self) -> Tensor:
-        """Return the keys ``(S, B, N)``."""
-        return self._memory.entries[..., : len(self._model.keys.weight)].contiguous()
-
-    @cached_property
-    def _contexts(self) -> Shared:
-        values = self._memory.entries[..., len(self._model.keys.weight) :]
-        return Shared(values.transpose(0, 1).contiguous())
-
-    @cached_property
-    def _score(self) -> Shared:
-        return Shared(self._model.score.unsqueeze(-1))
-
-    @cached_property
-    def _mask(self) -> Tensor:
-        """Return 0 for words and -inf beyond the end, ``(S, B)``."""
-        beyond = ~self._memory.real.mT
-        mask = torch.zeros_like(beyond, dtype=self._memory.entries.dtype)
-        return mask.masked_fill(beyond, -torch.inf)
-
     def repeated(self, times: int) -> Reader:
         """Return a reader of a batch that repeats each sentence, as beam search needs."""
         memory = Memory(
@@ -206,15 +183,13 @@ class Reader:
 
     def inputs(self, words: Tensor) -> Tensor:
         """Return the words' part ``(*, K)`` of the cell's input."""
-        embedded = self._model.dropout(self._model.target(words))
-        mapped = linear(embedded, self._core.words, self._core.bias)
-        return mapped.to(embedded.dtype)
+        return self._core.inputs(self._model.dropout(self._model.target(words)))
 
     def rolled(self, x: Tensor, state: State) -> tuple[Tensor, Tensor]:
         """Advance by all words ``(T, B, K)``.
 
         Returns:
-            The states ``(T, B, N)``, and the attention ``(B, T, S)``.
+            The states ``(T, B, N)``, and the attention ``(B, T, S)`` without a gradient.
         """
         real = self._memory.real
         if fused.serves(x, self._matrix, positions=real.shape[1]):
@@ -226,21 +201,48 @@ class Reader:
             states, weights = fused.roll(x, self._matrix, self._core.pointwise, state, source)
             assert weights is not None
             return states, weights.transpose(0, 1)
+        stepper = self.stepper()
         steps = []
         maps = []
         for row in x:
-            state, weight = self.advance(row, state)
+            state, weight = stepper.advance(row, state)
             steps.append(state[0])
-            maps.append(weight)
+            maps.append(weight.detach())
         return torch.stack(steps), torch.cat(maps, 1)
+
+    def stepper(self) -> Stepper:
+        """Return what advances word by word, with or without gradients as in the caller."""
+        return Stepper(self._memory, self._matrix, self._model.score, self._core.pointwise)
+
+
+class Stepper:
+    """Advance the decoder word by word.
+
+    Args:
+        memory: the source to attend to.
+        matrix: of the query above that of the state.
+        score: v ``(N,)``.
+        pointwise: the cell after its products.
+    """
+
+    def __init__(self, memory: Memory, matrix: Tensor, score: Tensor, pointwise: Pointwise) -> None:
+        n = len(score)
+        beyond = ~memory.real.mT
+        mask = torch.zeros_like(beyond, dtype=memory.entries.dtype)
+        self._mask = mask.masked_fill(beyond, -torch.inf)
+        self._keys = memory.entries[..., :n].contiguous()
+        self._contexts = Shared(memory.entries[..., n:].transpose(0, 1).contiguous())
+        self._score = Shared(score.unsqueeze(-1))
+        self._times = Shared(matrix.mT)
+        self._pointwise = pointwise
 
     def advance(self, x: Tensor, state: State) -> tuple[State, Tensor]:
         """Advance by a word ``(B, K)``. Return the next state and the attention ``(B, 1, S)``."""
-        products = self._times(state[0])
-        query, recurrent = products.tensor_split([len(self._model.query.weight)], -1)
+        n = self._keys.shape[-1]
+        query, recurrent = self._times(state[0]).tensor_split([n], -1)
         matched = torch.tanh(self._keys + query)
         scores = self._score(matched.flatten(0, 1)).view(self._mask.shape)
         weights = (scores + self._mask).softmax(0).mT.unsqueeze(1)
         context = self._contexts(weights).squeeze(1)
-        state = self._core.pointwise.advance(x, context, recurrent.to(x.dtype), state)
+        state = self._pointwise.advance(x, context, recurrent.to(x.dtype), state)
         return state, weights

@@ -25,7 +25,7 @@ class Pointwise:
         kept: numbers per unit that a kernel keeps for the backward pass.
         nonlinearity: its name.
         threshold: that of modReLU, ``(N,)``.
-        factors: ``(N,)``, what else the cell has for each unit.
+        vector: ``(N,)``, that of a kind of cell, which describes it.
     """
 
     inputs: ClassVar[int]
@@ -34,7 +34,7 @@ class Pointwise:
     kept: ClassVar[int]
     nonlinearity: str = "tanh"
     threshold: Tensor | None = None
-    factors: Tensor | None = None
+    vector: Tensor | None = None
 
     def advance(self, x: Tensor, context: Tensor | None, r: Tensor, state: State) -> State:
         """Return the next state.
@@ -83,7 +83,7 @@ class Gated(Pointwise):
 class Thin(Pointwise):
     r"""Compute $(1 - z) \odot h + z \odot f(x + r)$ with $z = \sigma(x_z + d \odot r)$.
 
-    d are the factors.
+    d is the vector.
     """
 
     inputs = 2
@@ -91,17 +91,17 @@ class Thin(Pointwise):
     kept = 3
 
     def advance(self, x: Tensor, context: Tensor | None, r: Tensor, state: State) -> State:
-        assert self.factors is not None
+        assert self.vector is not None
         (h,) = state
         x_new, x_gate = x.chunk(2, -1)
-        gate = torch.sigmoid(x_gate + self.factors * r)
+        gate = torch.sigmoid(x_gate + self.vector * r)
         return (torch.lerp(h, self._apply(_sum(x_new, context) + r), gate),)
 
 
 class Gru(Pointwise):
     r"""Compute $(1 - z) \odot \tanh(x_n + s \odot (r_n + b)) + z \odot h$.
 
-    The gates are $s = \sigma(x_s + r_s)$ and $z = \sigma(x_z + r_z)$. b are the factors, or zero.
+    The gates are $s = \sigma(x_s + r_s)$ and $z = \sigma(x_z + r_z)$. b is the vector, or zero.
     """
 
     inputs = contexts = products = 3
@@ -111,8 +111,8 @@ class Gru(Pointwise):
         (h,) = state
         x_reset, x_update, x_new = _sum(x, context).chunk(3, -1)
         r_reset, r_update, r_new = r.chunk(3, -1)
-        if self.factors is not None:
-            r_new = r_new + self.factors
+        if self.vector is not None:
+            r_new = r_new + self.vector
         reset = torch.sigmoid(x_reset + r_reset)
         update = torch.sigmoid(x_update + r_update)
         return (torch.lerp(torch.tanh(x_new + reset * r_new), h, update),)

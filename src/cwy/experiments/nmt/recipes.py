@@ -43,7 +43,7 @@ class NmtConfig(RecurrentConfig):
         epochs: passes over the training pairs.
         bucket: lengths are padded to multiples of this.
         test_batch_size: pairs per batch of an evaluation.
-        eager: launch each step from the host, without CUDA graphs, for comparison.
+        eager: run training steps without CUDA graphs, for comparison.
     """
 
     file: str | None = None

@@ -11,7 +11,7 @@ __device__ __forceinline__ float nonzero(float z) {
   asm("set.neu.f32.f32 %0, %1, 0f00000000;" : "=f"(one) : "f"(z));
   return one;
 }
-// The bias is modReLU's threshold; elsewhere it was added to z. Comparisons are such that NaN stays NaN.
+// The bias is modReLU's threshold. For the others it was added to z. Comparisons are such that NaN stays NaN.
 __device__ __forceinline__ float apply(float z, float bias) {
   if (NONLINEARITY == MODRELU) {
     const float size = fabsf(z) + bias;
@@ -23,7 +23,7 @@ __device__ __forceinline__ float apply(float z, float bias) {
   if (NONLINEARITY == TANH) return tanhf(z);
   return z;
 }
-// The derivative from h; for abs from z.
+// The derivative, computed from h, or for abs from z.
 __device__ __forceinline__ float derivative(float h) {
   if (NONLINEARITY == MODRELU) return nonzero(h);
   if (NONLINEARITY == ABS) return h > 0.f ? 1.f : h < 0.f ? -1.f : 0.f;

@@ -134,7 +134,7 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS) forward(const StepTen
       kept[0] = i, kept[1] = f, kept[2] = g, kept[3] = o;
     } else if constexpr (CELL == GRU) {
       const float reset = sigmoid(x[0] + r[0]), update = sigmoid(x[1] + r[1]);
-      const float inner = r[2] + (of.factors ? of.factors[unit] : 0.f);
+      const float inner = r[2] + (of.vector ? of.vector[unit] : 0.f);
       const float value = tanhf(x[2] + reset * inner);
       next = value + update * (of.h[own] - value);
       kept[0] = reset, kept[1] = update, kept[2] = value, kept[3] = inner;
@@ -144,7 +144,7 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS) forward(const StepTen
       kept[0] = derivative(NONLINEARITY == ABS ? z : value);
       next = value;
       if constexpr (CELL != PLAIN) {
-        const float gate = sigmoid(x[1] + (CELL == THIN ? of.factors[unit] * r[0] : r[PRODUCTS - 1]));
+        const float gate = sigmoid(x[1] + (CELL == THIN ? of.vector[unit] * r[0] : r[PRODUCTS - 1]));
         next = of.h[own] + gate * (value - of.h[own]);
         kept[1] = value, kept[2] = gate;
       }
@@ -188,7 +188,7 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS) backward(const StepTe
       to_x[2] = to_value;
       to_r[2] = to_value * reset;
       of.direct[own] = d * update;
-      if (of.to_factors) of.to_factors[own] += to_r[2];
+      if (of.to_vector) of.to_vector[own] += to_r[2];
     } else if constexpr (CELL == PLAIN) {
       to_x[0] = to_r[0] = d * kept[0];
       if (of.to_threshold) of.to_threshold[own] += copysignf(1.f, of.next[own]) * to_x[0];
@@ -197,8 +197,8 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS) backward(const StepTe
       to_x[0] = to_r[0] = d * gate * kept[0];
       to_x[1] = d * (value - of.h[own]) * gate * (1.f - gate);
       if (CELL == THIN) {
-        to_r[0] += of.factors[unit] * to_x[1];
-        of.to_factors[own] += number(of.product, at.recurrent + unit) * to_x[1];
+        to_r[0] += of.vector[unit] * to_x[1];
+        of.to_vector[own] += number(of.product, at.recurrent + unit) * to_x[1];
       } else {
         to_r[PRODUCTS - 1] = to_x[1];
       }
@@ -218,7 +218,7 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS) backward(const StepTe
     sum_by_position(length, CONTEXTS * n, slopes, shared + of.positions, [&](int position, int i) {
       return of.to_x[at.input + i] * number(of.entries, at.entry + position * at.stride + n + i);
     });
-    // From the gradients of the weights to those of the scores.
+    // So far these are gradients of the weights. Now they become those of the scores, by the adjoint of softmax.
     float mean = 0.f;
     for (int i = 0; i < length; i++) mean += weights[i] * slopes[i];
     __syncthreads();
@@ -238,12 +238,13 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS) backward(const StepTe
         }
         #pragma unroll
         for (int i = 0; i < AT_ONCE; i++) {
-          if (i >= count) break;
-          const float slope = slopes[first + i], matched = tanhf(keys[i] + query);
-          const float to_key = slope * score * (1.f - matched * matched);
-          of.to_entries[place + i * at.stride] = sums[i] + to_key;
-          to_query += to_key;
-          to_score += slope * matched;
+          if (i < count) {
+            const float slope = slopes[first + i], matched = tanhf(keys[i] + query);
+            const float to_key = slope * score * (1.f - matched * matched);
+            of.to_entries[place + i * at.stride] = sums[i] + to_key;
+            to_query += to_key;
+            to_score += slope * matched;
+          }
         }
       }
       store(of.to_product, at.product + unit, to_query);
