@@ -132,7 +132,7 @@ def test_a_setting_that_an_earlier_version_lacked_has_its_default(saved):
     run, before, state = saved
     config = json.loads((run / "config.json").read_text())
     for settings in (state["run"]["settings"], config):
-        del settings["warmup"]
+        del settings["alpha"]
     forge(before, state)
     (run / "config.json").write_text(json.dumps(config))
     assert resume(run)[0] == 0
