@@ -159,10 +159,6 @@ class Runs:
         """Return the first iteration with a training loss at or under a level."""
         return self._over(lambda run: run.crossing(level))
 
-    def median_step(self) -> Values:
-        """Return the median milliseconds of a logged training step."""
-        return self._over(lambda run: median(run.curve("train", "step_ms")[1]))
-
     def of_record(self, key: str) -> Values:
         """Return a number of the records, as ``seconds``, ``parameters`` or ``peak_memory``."""
         return self._over(lambda run: (run.record or {}).get(key))
@@ -177,22 +173,9 @@ def runs(pattern: str) -> Runs:
     return Runs(tuple(found))
 
 
-def relative_pace(run: str, other: str) -> float:
-    """Return how many times as long all steps of a run take as those of another one."""
-    ours = _steps(run)
-    theirs = _steps(other)
-    if len(ours) != len(theirs):
-        raise NumberError(f"{run} and {other} have logged other steps.")
-    return sum(ours) / sum(theirs)
-
-
-def _steps(run: str) -> list[float]:
-    """Return the milliseconds of the steps of a run, by the means that its log has."""
-    steps = []
-    for row in read_run(RESULTS / run).metrics:
-        if row["split"] == "train":
-            steps += [row["step_ms"]] * (row["step"] - len(steps))
-    return steps
+def step_ms(network: str, kind: str = "graph", precision: str = "float32") -> float:
+    """Return the milliseconds of a training step of translation, "plain" or as a "graph"."""
+    return line("h200/translation-pace", f"{network} {precision}")[f"{kind}_ms"]
 
 
 def record(folder: str, *keys: str) -> str:
@@ -241,6 +224,16 @@ def swept(file: str, run: str) -> str:
     if loss < 10:
         return fixed(loss, 2)
     return fixed(loss, 0)
+
+
+def swept_seeds(file: str, run: str) -> Values:
+    """Return the lowest validation losses of runs of a sweep that differ by their seed."""
+    text = (RESULTS / "bench" / f"{file}.jsonl").read_text(encoding="utf-8")
+    every = map(json.loads, text.splitlines())
+    found = [one["best"]["value"] for one in every if one["run"].startswith(f"{run}-seed")]
+    if not found:
+        raise NumberError(f"{file}.jsonl has no run {run!r} with a seed.")
+    return Values(tuple(found))
 
 
 def quoted(file: str, where: str, number: str) -> str:
@@ -312,13 +305,14 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "quoted": quoted,
     "ratio": ratio,
     "record": record,
-    "relative_pace": relative_pace,
     "reproduced": reproduced,
     "row": row,
     "runs": runs,
     "seconds": seconds,
     "sentences": sentences,
+    "step_ms": step_ms,
     "swept": swept,
+    "swept_seeds": swept_seeds,
     "us": us,
 }
 FILTERS: dict[str, Callable[..., Any]] = {

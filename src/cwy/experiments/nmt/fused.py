@@ -1,7 +1,7 @@
 """All steps of a recurrence on a GPU, with one product and one kernel per step each way.
 
 The kernel attends to the source and computes the pointwise part of the cell. Autograd launches
-about fifty kernels per step for the same.
+more than twenty kernels per step for the same.
 """
 
 from __future__ import annotations

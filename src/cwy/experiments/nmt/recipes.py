@@ -137,7 +137,7 @@ SEARCHED = {
 }
 """The best points of the search, for methods that the stage "decay" lacks or does not suit."""
 DROPOUT = 0.3
-"""The LSTM, the GRU and ``cwy`` have a lower loss with it. Other methods were not compared."""
+"""The LSTM, the GRU, the RNN and ``cwy`` have a lower loss with it. Others were not compared."""
 
 
 def _searched_name(method: str) -> str:
@@ -209,6 +209,7 @@ OTHERS = ("rnn", "gru", "lstm", "exprnn", "scornn", "rgd")
 RECIPES: dict[str, Recipe] = {
     "tuned": tuned,
     **{f"cwy-{count}": partial(tuned, reflections=count) for count in REFLECTIONS},
+    "cwy-512-gate": partial(gated, reflections=512),
     "cwy-256-gate": partial(gated, reflections=256),
     **dict.fromkeys(OTHERS, tuned),
     "paper": paper,
