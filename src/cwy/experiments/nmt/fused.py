@@ -351,69 +351,105 @@ def _address(tensor: Tensor | None) -> int | None:
     return tensor.data_ptr()
 
 
+class _Gradients(NamedTuple):
+    """Hold the gradients of all steps.
+
+    Attributes:
+        x, products: ``(T, B, *)``.
+        through: what the state before a step gets by way of its product, ``(B, N)``.
+        direct: what it gets past the product, ``(B, N)``. For an LSTM that of c.
+        entries: those of the keys, and zeros for the values, ``(S, B, N + C)``, or None.
+        score, vector, threshold: a row for each sentence, ``(B, N)``, or None.
+    """
+
+    x: Tensor
+    products: Tensor
+    through: Tensor
+    direct: Tensor
+    entries: Tensor | None
+    score: Tensor | None
+    vector: Tensor | None
+    threshold: Tensor | None
+
+
 def _backward(form: Form, given: _Given, steps: _Steps, grad: Tensor) -> tuple[Tensor | None, ...]:
     """Return the gradients of what was given, from those of the states."""
-    h = given.h
-    to_x = torch.empty_like(given.x)
-    to_products = torch.empty_like(steps.products)
-    through = given.matrix.new_zeros(h.shape)
-    direct = torch.zeros_like(h)
-    to_entries = None
-    to_score = None
-    if given.entries is not None:
-        to_entries = h.new_zeros(given.entries.shape)
-        to_score = torch.zeros_like(h)
-    # One row per sentence, to be added at the end.
-    to_vector = None
-    if given.vector is not None:
-        to_vector = torch.zeros_like(h)
-    to_threshold = None
-    if given.threshold is not None:
-        to_threshold = torch.zeros_like(h)
+    made = _allocate_gradients(given, steps)
     arguments = _Arguments(given, steps)
     arguments.move("to_next", grad)
-    arguments.move("to_x", to_x)
-    arguments.move("to_product", to_products)
+    arguments.move("to_x", made.x)
+    arguments.move("to_product", made.products)
     fields = arguments.fields
-    fields.through = _address(through)
-    fields.direct = _address(direct)
-    fields.to_entries = _address(to_entries)
-    fields.to_score = _address(to_score)
-    fields.to_vector = _address(to_vector)
-    fields.to_threshold = _address(to_threshold)
+    fields.through = _address(made.through)
+    fields.direct = _address(made.direct)
+    fields.to_entries = _address(made.entries)
+    fields.to_score = _address(made.score)
+    fields.to_vector = _address(made.vector)
+    fields.to_threshold = _address(made.threshold)
     launch = _prepared("backward", form, given)
-    for t, part in reversed(list(enumerate(to_products.unbind()))):
+    for t, part in reversed(list(enumerate(made.products.unbind()))):
         launch(arguments.at(t))
-        torch.mm(part, given.matrix, out=through)
-    to_h = through.to(h.dtype)
-    to_c = None
+        torch.mm(part, given.matrix, out=made.through)
+    return tuple(_gathered(form, given, steps, made))
+
+
+def _allocate_gradients(given: _Given, steps: _Steps) -> _Gradients:
+    """Return places for gradients. Those that are sums are zero."""
+    h = given.h
+    entries = None
+    score = None
+    if given.entries is not None:
+        entries = h.new_zeros(given.entries.shape)
+        score = torch.zeros_like(h)
+    vector = None
+    if given.vector is not None:
+        vector = torch.zeros_like(h)
+    threshold = None
+    if given.threshold is not None:
+        threshold = torch.zeros_like(h)
+    return _Gradients(
+        x=torch.empty_like(given.x),
+        products=torch.empty_like(steps.products),
+        through=given.matrix.new_zeros(h.shape),
+        direct=torch.zeros_like(h),
+        entries=entries,
+        score=score,
+        vector=vector,
+        threshold=threshold,
+    )
+
+
+def _gathered(form: Form, given: _Given, steps: _Steps, made: _Gradients) -> _Given:
+    """Return the gradients of what was given, after the first step has got its own."""
+    h = made.through.to(given.h.dtype)
+    c = None
     if given.c is None:
-        to_h = to_h + direct
+        h = h + made.direct
     else:
-        to_c = direct
+        c = made.direct
     if steps.rounded is None:
-        before = torch.cat([h.unsqueeze(0), steps.states[:-1]])
+        before = torch.cat([given.h.unsqueeze(0), steps.states[:-1]])
     else:
         before = steps.rounded[:-1]
-    if to_entries is not None:
+    entries = made.entries
+    if entries is not None:
         assert steps.weights is not None
-        n = h.shape[-1]
+        n = given.h.shape[-1]
         # For each sentence a product, summed over the steps.
-        to_context = to_x[..., : form.contexts * n].transpose(0, 1)
-        to_values = to_entries[..., n:].transpose(0, 1)
-        torch.bmm(steps.weights.permute(1, 2, 0), to_context, out=to_values)
-        to_entries = to_entries.to(form.dtype)
-    gradients = _Given(
-        x=to_x,
-        matrix=to_products.flatten(0, 1).mT @ before.flatten(0, 1),
-        h=to_h,
-        c=to_c,
-        vector=_row_sum(to_vector),
-        threshold=_row_sum(to_threshold),
-        entries=to_entries,
-        score=_row_sum(to_score),
+        contexts = made.x[..., : form.contexts * n].transpose(0, 1)
+        values = entries[..., n:].transpose(0, 1)
+        torch.bmm(steps.weights.permute(1, 2, 0), contexts, out=values)
+        entries = entries.to(form.dtype)
+    return _Given(
+        x=made.x,
+        matrix=made.products.flatten(0, 1).mT @ before.flatten(0, 1),
+        h=h,
+        c=c,
+        vector=_row_sum(made.vector),
+        threshold=_row_sum(made.threshold),
+        entries=entries,
+        score=_row_sum(made.score),
     )
-    return tuple(gradients)
 
 
 def _row_sum(rows: Tensor | None) -> Tensor | None:
