@@ -177,7 +177,7 @@ def tanh(method: str, reflections: int | None = None) -> NmtConfig:
 
 
 def small(method: str) -> NmtConfig:
-    """Return settings for a CPU: four minutes, for understandable translations of short sentences.
+    """Return settings for a CPU: a few minutes, for clear translations of short sentences.
 
     Orthogonal networks have a gate. The same number of steps learns more from more pairs.
     """

@@ -157,7 +157,10 @@ def main() -> None:
         lines = {json.loads(line)["run"]: line for line in path.read_text().splitlines()}
     for network in given.networks:
         found = measure(network, given.precision)
-        print(f"{found['run']}: {found['plain_ms']} {found['graph_ms']} ms", flush=True)
+        graph = "no graph"
+        if found["graph_ms"] is not None:
+            graph = f"{found['graph_ms']:.2f} ms as a graph"
+        print(f"{found['run']}: {found['plain_ms']:.2f} ms in plain calls, {graph}", flush=True)
         lines[found["run"]] = json.dumps(found)
         path.parent.mkdir(parents=True, exist_ok=True)
         _atomic.write(path, "\n".join([*lines.values(), ""]).encode())

@@ -32,6 +32,7 @@ from typing import Any
 import torch
 
 from ..engine.config import ConfigError, choose
+from ..engine.runner import check_device
 from ..sweeps import Place, Planned, lines, read, restore, train
 from . import recipes
 
@@ -56,14 +57,14 @@ SPACE = {
 """What is searched, uniformly in the logarithm."""
 
 
+DROPOUTS = (0.3, 0.5)
+"""Of the stage with a learning rate that decays."""
 SCALES = (1, 0.2, 0.05)
 """Of the embeddings, in the stage that compares them."""
 COMMON = ("lr=1e-3", "orthogonal_lr=1e-3", "embedding_scale=0.2")
 """The point of the stage that has one for all."""
 DECAYING = tuple(f"{name}={value}" for name, value in asdict(recipes.DECAYING).items())
-"""The same, with a learning rate that rises to twice as much and falls to half as much."""
-DROPOUTS = (0.3, 0.5)
-"""Of the stage with a learning rate that decays."""
+"""The same, with a learning rate that rises to twice as much, and falls to about half as much."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +165,6 @@ def _gated(nonlinearity: str, reflections: int, kind: str, *settings: str) -> Ne
 THIN = "thin_gate=true"
 DECAYED = (
     *BASELINES[:3],
-    _cwy("relu", 1024),
     _cwy("relu", 512),
     _cwy("relu", 256),
     _cwy("relu", 128),
@@ -174,8 +174,6 @@ DECAYED = (
     _gated("tanh", 256, "gate"),
     _gated("relu", 256, "gate-decoder", "gate_encoder=false"),
     _gated("tanh", 256, "gate-decoder", "gate_encoder=false"),
-    _gated("relu", 256, "gate-thin", THIN),
-    _gated("tanh", 256, "gate-thin-decoder", THIN, "gate_encoder=false"),
     _gated("tanh", 512, "gate-thin", THIN),
     _gated("tanh", 256, "gate-thin", THIN),
     _gated("tanh", 128, "gate-thin", THIN),
@@ -488,7 +486,7 @@ def _arguments() -> argparse.ArgumentParser:
         default="small-warm-clip,all",
         help="for best-rate",
     )
-    parser.add_argument("--dropouts", type=_each(float), default="0.3,0.5", help="for decay")
+    parser.add_argument("--dropouts", type=_each(float), default=DROPOUTS, help="for decay")
     parser.add_argument(
         "--set", action="append", default=[], help="key=value, for every run, repeated"
     )
@@ -502,6 +500,10 @@ def main() -> None:
     """Run a stage."""
     parser = _arguments()
     given = parser.parse_args()
+    try:
+        check_device(given.device)
+    except ConfigError as error:
+        parser.error(str(error))
     for path in given.known:
         restore(given.out, path.read_text().splitlines())
     runs = [
