@@ -602,7 +602,7 @@ def test_every_network_of_the_sweep_has_settings_that_exist():
         (("decay", "--networks", "lsmt"), "unknown network 'lsmt'"),
         (("best-rate", "--rescues", "some"), "unknown rescue 'some'"),
         (("decay", "--seeds", "one"), "--seeds"),
-        (("decay", "--device", "tpu"), "--device must be cpu or cuda, got tpu"),
+        (("decay", "--device", "meta"), "--device must be cpu or cuda, got meta"),
         (("decay", "--known", "nowhere.jsonl"), "no file nowhere.jsonl"),
     ],
 )
