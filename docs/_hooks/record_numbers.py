@@ -206,10 +206,15 @@ def lines(labels: Mapping[str, str], cells: Sequence[str]) -> str:
     return "\n".join(rows)
 
 
+def _lines(file: str) -> dict[str, Any]:
+    """Return the records of ``results/bench/<file>.jsonl`` by the names of their runs."""
+    text = (RESULTS / "bench" / f"{file}.jsonl").read_text(encoding="utf-8")
+    return {one["run"]: one for one in map(json.loads, text.splitlines())}
+
+
 def line(file: str, run: str) -> Mapping[str, Any]:
     """Return the record of one run, a line of ``results/bench/<file>.jsonl``."""
-    text = (RESULTS / "bench" / f"{file}.jsonl").read_text(encoding="utf-8")
-    records = {one["run"]: one for one in map(json.loads, text.splitlines())}
+    records = _lines(file)
     if run not in records:
         raise NumberError(f"{file}.jsonl has no run {run!r}, only {', '.join(records)}.")
     return records[run]
@@ -228,9 +233,8 @@ def swept(file: str, run: str) -> str:
 
 def swept_seeds(file: str, run: str) -> Values:
     """Return the lowest validation losses of runs of a sweep that differ by their seed."""
-    text = (RESULTS / "bench" / f"{file}.jsonl").read_text(encoding="utf-8")
-    every = map(json.loads, text.splitlines())
-    found = [one["best"]["value"] for one in every if one["run"].startswith(f"{run}-seed")]
+    seeds = [one for name, one in _lines(file).items() if name.startswith(f"{run}-seed")]
+    found = [one["best"]["value"] for one in seeds]
     if not found:
         raise NumberError(f"{file}.jsonl has no run {run!r} with a seed.")
     return Values(tuple(found))

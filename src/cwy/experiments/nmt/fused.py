@@ -295,6 +295,14 @@ def _allocate(form: Form, given: _Given, keeps: bool) -> _Steps:
     return _Steps(h.new_empty(count, batch, n), weights, rounded, cells, products, kept)
 
 
+class _Moving(NamedTuple):
+    """Name a field, with its address at the first step and the bytes from step to step."""
+
+    name: str
+    begin: int
+    stride: int
+
+
 class _Arguments:
     """Hold the arguments of a kernel, and move them from step to step.
 
@@ -313,7 +321,7 @@ class _Arguments:
             positions=given.positions,
         )
         self._first = _address(given.h)
-        self._moving: list[tuple[str, int, int]] = []
+        self._moving: list[_Moving] = []
         self.move("x", given.x)
         self.move("product", steps.products)
         self.move("h", steps.states, ahead=-1)
@@ -328,12 +336,12 @@ class _Arguments:
         """Let a field be ``tensor[t + ahead]`` at step t."""
         if tensor is not None:
             stride = tensor.stride(0) * tensor.element_size()
-            self._moving.append((name, tensor.data_ptr() + ahead * stride, stride))
+            self._moving.append(_Moving(name, tensor.data_ptr() + ahead * stride, stride))
 
     def at(self, t: int) -> ctypes.Structure:
         """Return the arguments of step t."""
-        for name, begin, stride in self._moving:
-            setattr(self.fields, name, begin + t * stride)
+        for moving in self._moving:
+            setattr(self.fields, moving.name, moving.begin + t * moving.stride)
         if t == 0:
             self.fields.h = self._first
         return self.fields

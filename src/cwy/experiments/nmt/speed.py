@@ -24,7 +24,6 @@ from typing import Any
 
 import torch
 
-from ... import _atomic
 from ...cudagraph import CapturedCall, CaptureError
 from ..engine.checkpoint import environment
 from ..engine.display import Display
@@ -151,19 +150,13 @@ def main() -> None:
     given = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("there is no GPU.")
-    path = given.file
-    lines = {}
-    if path.exists():
-        lines = {json.loads(line)["run"]: line for line in path.read_text().splitlines()}
     for network in given.networks:
         found = measure(network, given.precision)
         graph = "no graph"
         if found["graph_ms"] is not None:
             graph = f"{found['graph_ms']:.2f} ms as a graph"
         print(f"{found['run']}: {found['plain_ms']:.2f} ms in plain calls, {graph}", flush=True)
-        lines[found["run"]] = json.dumps(found)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _atomic.write(path, "\n".join([*lines.values(), ""]).encode())
+        sweep.merge(given.file, [json.dumps(found)])
         torch.cuda.empty_cache()
 
 

@@ -127,13 +127,12 @@ REGULAR = ("dropout=0.3",)
 GAP = (
     Network("lstm-dropout", "lstm", REGULAR, points=0, like="lstm"),
     Network("gru-dropout", "gru", REGULAR, points=0, like="gru"),
-    Network("rnn-tanh-dropout", "rnn", ("nonlinearity=tanh", *REGULAR), points=0, like="rnn-tanh"),
     Network(
-        "scornn-relu-dropout",
-        "scornn",
-        ("nonlinearity=relu", *REGULAR),
+        "rnn-tanh-dropout",
+        "rnn",
+        ("nonlinearity=tanh", *REGULAR),
         points=0,
-        like="scornn-relu",
+        like="rnn-tanh",
         seeds=(0,),
     ),
     Network(
@@ -169,7 +168,7 @@ DECAYED = (
     _cwy("relu", 256),
     _cwy("relu", 128),
     _cwy("relu", 64),
-    _cwy("tanh", 256),
+    replace(_cwy("tanh", 256), like=None),
     _gated("relu", 256, "gate"),
     _gated("tanh", 256, "gate"),
     _gated("relu", 256, "gate-decoder", "gate_encoder=false"),

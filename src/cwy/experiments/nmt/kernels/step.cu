@@ -10,7 +10,7 @@
 //   PRODUCTS      numbers of each unit in the product with the state
 //   KEPT          numbers of each unit that forward keeps for backward
 //   TYPE          that of products and entries: FLOAT32, BFLOAT16 or FLOAT16
-//   MOST_THREADS  the most threads of a block
+//   MOST_THREADS  the largest number of threads per block
 // The header structures.cuh is generated from `StepTensors` in fused.py, which describes its fields.
 #include "structures.cuh"
 #include "nonlinearities.cuh"
@@ -131,13 +131,19 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS) forward(const StepTen
       const float c = f * of.c[own] + i * g;
       next = o * tanhf(c);
       of.next_c[own] = c;
-      kept[0] = i, kept[1] = f, kept[2] = g, kept[3] = o;
+      kept[0] = i;
+      kept[1] = f;
+      kept[2] = g;
+      kept[3] = o;
     } else if constexpr (CELL == GRU) {
       const float reset = sigmoid(x[0] + r[0]), update = sigmoid(x[1] + r[1]);
       const float inner = r[2] + (of.vector ? of.vector[unit] : 0.f);
       const float value = tanhf(x[2] + reset * inner);
       next = value + update * (of.h[own] - value);
-      kept[0] = reset, kept[1] = update, kept[2] = value, kept[3] = inner;
+      kept[0] = reset;
+      kept[1] = update;
+      kept[2] = value;
+      kept[3] = inner;
     } else {
       const float z = x[0] + r[0];
       const float value = apply(z, of.threshold ? of.threshold[unit] : 0.f);
@@ -146,7 +152,8 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS) forward(const StepTen
       if constexpr (CELL != PLAIN) {
         const float gate = sigmoid(x[1] + (CELL == THIN ? of.vector[unit] * r[0] : r[PRODUCTS - 1]));
         next = of.h[own] + gate * (value - of.h[own]);
-        kept[1] = value, kept[2] = gate;
+        kept[1] = value;
+        kept[2] = gate;
       }
     }
     of.next[own] = next;
