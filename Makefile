@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
-CUDA := $(shell find src -name '*.cu' -o -name '*.cuh')
+CUDA := $(shell find src tests -name '*.cu' -o -name '*.cuh' -o -name '*.hpp')
 
 .PHONY: help demo test test-fast check docs readme clean
 

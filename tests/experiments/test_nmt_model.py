@@ -20,6 +20,7 @@ from cwy.experiments.nmt.recipes import paper
 from cwy.experiments.nmt.shared import Shared
 from cwy.experiments.nmt.text import END, PAD, SPECIAL, START, UNKNOWN
 from cwy.ops import _nvrtc
+from tests.helpers import simulated_gpu
 from tests.helpers.runs import same
 
 METHODS = [
@@ -241,22 +242,38 @@ def test_decoding_finds_the_likeliest(method, more):
         assert said == max(every, key=lambda words: costs(row, words).mean())
 
 
-@pytest.mark.gpu
+@pytest.fixture(
+    params=[
+        pytest.param("cuda", marks=pytest.mark.gpu),
+        pytest.param(
+            "cpu",
+            marks=pytest.mark.skipif(not simulated_gpu.COMPILER, reason="g++ is not installed"),
+        ),
+    ]
+)
+def device(request, monkeypatch):
+    """A GPU, or a CPU that simulates one."""
+    if request.param == "cpu":
+        monkeypatch.setattr(fused, "_on_gpu", lambda x: True)
+        monkeypatch.setattr(fused._nvrtc, "kernel", simulated_gpu.kernel)
+    return request.param
+
+
 @pytest.mark.parametrize(
     ("method", "reflections", "more"),
     [(*one, {}) for one in METHODS] + [(method, None, more) for method, more in SETTINGS],
 )
-def test_on_the_gpu_it_is_the_same(method, reflections, more):
-    model = translator(method, reflections, n=64, dtype=torch.float32, **more)
+def test_with_fused_steps_it_is_the_same(method, reflections, more, device):
+    # Double precision takes the definition.
+    model = translator(method, reflections, n=64, **more)
     source, target = sentences([4, 1, 6], 9), sentences([3, 5, 2], 8)
     expected = torch.cat([g.flatten() for g in _gradients(model, source, target)])
-    found = torch.cat(
-        [g.flatten().cpu() for g in _gradients(model.cuda(), source.cuda(), target.cuda())]
-    )
+    model = model.float().to(device)
+    slopes = _gradients(model, source.to(device), target.to(device))
+    found = torch.cat([g.flatten().cpu() for g in slopes])
     # cuDNN approximates tanh.
-    assert (found - expected).norm() < (
-        1e-3 if method in ("rnn", "gru", "lstm") else 1e-4
-    ) * expected.norm()
+    allowed = 1e-3 if method in ("rnn", "gru", "lstm") else 1e-4
+    assert (found - expected).norm() < allowed * expected.norm()
 
 
 FORMS = [
@@ -322,7 +339,7 @@ def fused_steps(given, cell, nonlinearity, lengths):
     return fused.roll(given["x"], given["matrix"], after, state, source)
 
 
-def drawn(kind, nonlinearity, sizes, attends):
+def drawn(kind, nonlinearity, sizes, attends, device):
     """Random inputs of all steps, by name."""
     n, positions, batch, steps = sizes
     shapes = {
@@ -340,7 +357,7 @@ def drawn(kind, nonlinearity, sizes, attends):
         shapes["entries"] = (positions, batch, (1 + kind.contexts) * n)
         shapes["score"] = (n,)
     made = {
-        name: torch.randn(shape, dtype=torch.float64, device="cuda")
+        name: torch.randn(shape, dtype=torch.float64, device=device)
         for name, shape in shapes.items()
     }
     # Their size is that of trained networks.
@@ -348,7 +365,6 @@ def drawn(kind, nonlinearity, sizes, attends):
     return made | {name: 0.3 * made[name] for name in ("score", "threshold") if name in made}
 
 
-@pytest.mark.gpu
 @pytest.mark.parametrize("attends", [True, False])
 @pytest.mark.parametrize(
     ("sizes", "half"),
@@ -361,16 +377,16 @@ def drawn(kind, nonlinearity, sizes, attends):
     ],
 )
 @pytest.mark.parametrize(("cell", "nonlinearity"), FORMS)
-def test_fused_steps_are_their_definition(cell, nonlinearity, sizes, half, attends):
+def test_fused_steps_are_their_definition(cell, nonlinearity, sizes, half, attends, device):
     torch.manual_seed(0)
     n, positions, batch, steps = sizes
     kind = getattr(pointwise, cell)
-    exact = drawn(kind, nonlinearity, sizes, attends)
+    exact = drawn(kind, nonlinearity, sizes, attends, device)
     for name in ("matrix", "entries"):
         if name in exact:
             exact[name] = exact[name].to(half).double()
-    lengths = torch.tensor([positions, 1, 3, 5, 2], device="cuda", dtype=torch.int32)[:batch]
-    direction = torch.randn(steps, batch, n, dtype=torch.float64, device="cuda")
+    lengths = torch.tensor([positions, 1, 3, 5, 2], device=device, dtype=torch.int32)[:batch]
+    direction = torch.randn(steps, batch, n, dtype=torch.float64, device=device)
 
     def measured(call, dtype, product_dtype):
         given = {}
@@ -393,11 +409,10 @@ def test_fused_steps_are_their_definition(cell, nonlinearity, sizes, half, atten
         assert error <= allowed, name
 
 
-@pytest.mark.gpu
-def test_fused_steps_take_any_layout_and_go_back_twice():
+def test_fused_steps_take_any_layout_and_go_back_twice(device):
     torch.manual_seed(0)
-    exact = drawn(pointwise.Gru, "tanh", (33, 7, 5, 4), attends=True)
-    lengths = torch.tensor([7, 1, 3, 5, 2], device="cuda", dtype=torch.int32)
+    exact = drawn(pointwise.Gru, "tanh", (33, 7, 5, 4), attends=True, device=device)
+    lengths = torch.tensor([7, 1, 3, 5, 2], device=device, dtype=torch.int32)
     given = {name: t.float() for name, t in exact.items()}
     strided = {
         name: torch.stack([t, t], -1).flatten(-2)[..., ::2].requires_grad_()
@@ -414,11 +429,10 @@ def test_fused_steps_take_any_layout_and_go_back_twice():
         torch.testing.assert_close(a, b)
 
 
-@pytest.mark.gpu
-def test_fused_steps_without_gradients_are_the_same():
-    model = translator("lstm", n=64, dtype=torch.float32).cuda()
-    source = sentences([4, 1, 6], 9).cuda()
-    given = before(sentences([3, 5, 2], 8)).cuda()
+def test_fused_steps_without_gradients_are_the_same(device):
+    model = translator("lstm", n=64, dtype=torch.float32).to(device)
+    source = sentences([4, 1, 6], 9).to(device)
+    given = before(sentences([3, 5, 2], 8)).to(device)
     expected = model(source, given)
     with torch.no_grad():
         assert torch.equal(model(source, given), expected)

@@ -143,11 +143,16 @@ def serves(x: Tensor, matrix: Tensor, positions: int = 0) -> bool:
         matrix: that of the products.
         positions: the most words of a source, 0 without one.
     """
-    if not x.is_cuda or torch.version.hip or _nvrtc.why_not() is not None:
+    if not _on_gpu(x):
         return False
     if x.dtype != torch.float32 or matrix.dtype not in TYPES or x.numel() == 0:
         return False
     return _shared_bytes(positions, MOST_THREADS) <= MOST_SHARED_BYTES
+
+
+def _on_gpu(x: Tensor) -> bool:
+    """Return whether kernels can be compiled for the device of x."""
+    return x.is_cuda and not torch.version.hip and _nvrtc.why_not() is None
 
 
 def roll(

@@ -90,33 +90,33 @@ def arch(device: torch.device) -> str:
     return name
 
 
-def _headers(folder: Path, structures: Structures) -> dict[str, str]:
+def headers(folder: Path, structures: Structures) -> dict[str, str]:
     """Return the text of each header by its name: the folder's, the shared and the generated."""
-    headers = {}
+    texts = {}
     for place in (folder, SHARED):
         for path in sorted(place.glob("*.cuh")):
-            headers[path.name] = path.read_text()
-    headers["structures.cuh"] = header(structures)
-    return headers
+            texts[path.name] = path.read_text()
+    texts["structures.cuh"] = header(structures)
+    return texts
 
 
 def cubin(path: Path, defines: Defines, arch: str, structures: Structures = ()) -> bytes:
     """Return a source compiled for an architecture, from disk if possible. It needs no GPU."""
     nvrtc = bindings("nvrtc")
     source = path.read_text()
-    headers = _headers(path.parent, structures)
+    included = headers(path.parent, structures)
     options = [
         f"--gpu-architecture={arch}",
         "--std=c++17",
         *(f"--define-macro={name}={value}" for name, value in defines),
     ]
     version = nvrtc.nvrtcVersion()[1:]
-    key = hashlib.sha256(repr((source, headers, options, version)).encode()).hexdigest()
+    key = hashlib.sha256(repr((source, included, options, version)).encode()).hexdigest()
     kept = cache() / "cubin" / f"{path.stem}-{arch}-{key[:32]}.cubin"
     try:
         return kept.read_bytes()
     except OSError:
-        code = compile_source(path.name, source, headers, options)
+        code = compile_source(path.name, source, included, options)
     _keep(kept, code)
     return code
 
