@@ -17,7 +17,7 @@ from cwy.experiments.nmt.cells import GatedCell
 from cwy.experiments.nmt.decode import decode
 from cwy.experiments.nmt.model import Translator
 from cwy.experiments.nmt.recipes import paper
-from cwy.experiments.nmt.shared import Shared
+from cwy.experiments.nmt.repeated_product import RepeatedProduct
 from cwy.experiments.nmt.text import END, PAD, SPECIAL, START, UNKNOWN
 from cwy.ops import _nvrtc
 from tests.helpers import simulated_gpu
@@ -197,13 +197,36 @@ def test_what_is_beyond_an_end_changes_nothing(method, lengths, more, further, s
 
 def test_a_backward_counts_what_it_met_itself():
     m, rows = torch.randn(4, 3, requires_grad=True), torch.randn(3, 2, 4, requires_grad=True)
-    shared = Shared(m)
-    first, *others = [shared(part).square().sum() for part in rows]
+    times = RepeatedProduct(m)
+    first, *others = [times(part).square().sum() for part in rows]
     torch.autograd.grad(first, rows, retain_graph=True)
     ours, theirs = (
         torch.autograd.grad(total, m)[0] for total in (sum(others), (rows[1:] @ m).square().sum())
     )
     torch.testing.assert_close(ours, theirs)
+
+
+def test_a_repeated_product_has_second_derivatives():
+    m = torch.randn(3, 3, dtype=torch.float64, requires_grad=True)
+    h = torch.randn(2, 3, dtype=torch.float64, requires_grad=True)
+
+    def rolled(m, h):
+        times = RepeatedProduct(m)
+        for _ in range(3):
+            h = torch.tanh(times(h))
+        return h
+
+    assert torch.autograd.gradcheck(rolled, (m, h))
+    assert torch.autograd.gradgradcheck(rolled, (m, h))
+
+
+def test_a_product_prepared_without_gradients_has_them_later():
+    m, x = torch.randn(4, 3, requires_grad=True), torch.randn(2, 4)
+    with torch.no_grad():
+        times = RepeatedProduct(m)
+    (found,) = torch.autograd.grad(times(x).square().sum(), m)
+    (expected,) = torch.autograd.grad((x @ m).square().sum(), m)
+    torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize(("method", "more"), [("cwy", {}), ("cwy", THIN), ("lstm", {})])
@@ -299,10 +322,18 @@ def test_the_kernels_of_a_step_compile(cell, dtype, attends):
     assert b"backward" in _nvrtc.cubin(fused.SOURCE, defines, "sm_90", (fused.StepTensors,))
 
 
-def test_a_cpu_and_double_precision_take_the_definition():
+def test_a_cpu_takes_the_definition():
     x = torch.zeros(2, 3, 4)
     assert not fused.serves(x, x[0])
+
+
+def test_double_precision_and_long_sentences_take_the_definition(device):
+    x = torch.zeros(2, 3, 4, device=device)
+    assert fused.serves(x, x[0])
     assert not fused.serves(x.double(), x[0].double())
+    assert not fused.serves(x, x[0].double())
+    assert not fused.serves(x[:0], x[0])
+    assert not fused.serves(x, x[0], positions=10_000)
 
 
 def rolled(given, cell, nonlinearity, lengths):
@@ -427,6 +458,17 @@ def test_fused_steps_take_any_layout_and_go_back_twice(device):
     again = torch.autograd.grad(loss, inputs)
     for a, b in zip(first, again, strict=True):
         torch.testing.assert_close(a, b)
+
+
+def test_fused_steps_refuse_second_derivatives(device):
+    given = {
+        name: t.float()
+        for name, t in drawn(pointwise.Lstm, "tanh", (8, 0, 2, 3), False, device).items()
+    }
+    given["x"].requires_grad_()
+    states, _ = fused_steps(given, "Lstm", "tanh", None)
+    with pytest.raises(NotImplementedError, match="second derivatives"):
+        torch.autograd.grad(states.sum(), given["x"], create_graph=True)
 
 
 def test_fused_steps_without_gradients_are_the_same(device):

@@ -16,7 +16,7 @@ from ..recurrent import BASELINES, check_baseline, raw_length
 from . import fused
 from .pointwise import Gated, Gru, Lstm, Plain, Pointwise, State, Thin
 from .recipes import NmtConfig
-from .shared import Shared
+from .repeated_product import RepeatedProduct
 
 CELLS: dict[str, Callable[..., nn.RNNCellBase]] = {
     "rnn": nn.RNNCell,
@@ -260,7 +260,7 @@ def _rolled(core: Step, x: Tensor) -> Tensor:
     if fused.serves(inputs, transition):
         states, _ = fused.roll(inputs, transition, core.pointwise, (h,))
         return states
-    times = Shared(transition.mT)
+    times = RepeatedProduct(transition.mT)
     states = []
     for row in inputs:
         (h,) = core.pointwise.advance(row, None, times(h).to(x.dtype), (h,))

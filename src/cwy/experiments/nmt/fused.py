@@ -16,7 +16,6 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 from ...ops import _nvrtc
 from ...ops._precision import without_tf32
@@ -247,8 +246,12 @@ class _Roll(Function):
         return steps.states, steps.weights
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, grad, _):
+        if torch.is_grad_enabled():
+            raise NotImplementedError(
+                "the kernels of translation have no second derivatives, which create_graph=True "
+                "asks for. Use float64, or a CPU."
+            )
         saved = ctx.saved_tensors
         count = len(_Given._fields)
         given = _Given(*saved[:count])

@@ -17,7 +17,7 @@ from . import fused
 from .cells import Encoder, GatedCell, Step, cell, step
 from .pointwise import Pointwise, State
 from .recipes import NmtConfig
-from .shared import Shared
+from .repeated_product import RepeatedProduct
 from .text import PAD, SPECIAL, Vocabularies, Vocabulary
 
 
@@ -231,9 +231,9 @@ class Stepper:
         mask = torch.zeros_like(beyond, dtype=memory.entries.dtype)
         self._mask = mask.masked_fill(beyond, -torch.inf)
         self._keys = memory.entries[..., :n].contiguous()
-        self._contexts = Shared(memory.entries[..., n:].transpose(0, 1).contiguous())
-        self._score = Shared(score.unsqueeze(-1))
-        self._times = Shared(matrix.mT)
+        self._contexts = RepeatedProduct(memory.entries[..., n:].transpose(0, 1).contiguous())
+        self._score = RepeatedProduct(score.unsqueeze(-1))
+        self._times = RepeatedProduct(matrix.mT)
         self._pointwise = pointwise
 
     def advance(self, x: Tensor, state: State) -> tuple[State, Tensor]:

@@ -7,7 +7,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 from ..._torch import backward_number
 from ...ops._precision import autocast_dtype
@@ -36,14 +35,17 @@ class _Gather(Function):
         return m.view_as(m)
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx, _) -> tuple[Tensor | None, None]:
+    def backward(ctx, grad: Tensor | None) -> tuple[Tensor | None, None]:
+        # Only second derivatives have a gradient besides the parts.
         parts = ctx.parts.pop(_current(), None)
         if parts is None:
-            return None, None
+            return grad, None
         rows = torch.cat([part.rows for part in parts], -2)
         deltas = torch.cat([part.delta for part in parts], -2)
-        return rows.mT @ deltas, None
+        gathered = rows.mT @ deltas
+        if grad is not None:
+            gathered = gathered + grad
+        return gathered, None
 
 
 class _Product(Function):
@@ -56,14 +58,13 @@ class _Product(Function):
         return x @ m
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:
         x, m = ctx.saved_tensors
         ctx.parts.setdefault(_current(), []).append(_Part(x, grad))
         return grad @ m.mT, None, None
 
 
-class Shared:
+class RepeatedProduct:
     r"""Compute $x_t M$ for many t, with one product for the gradient of M.
 
     The gradient is $\sum_t x_t^\top \delta_t$. Autograd would compute one product per step. Under
@@ -74,8 +75,8 @@ class Shared:
 
     Example:
         >>> m, x = torch.randn(4, 3, requires_grad=True), torch.randn(2, 5, 4)
-        >>> shared = Shared(m)
-        >>> torch.stack([shared(part) for part in x]).sum().backward()
+        >>> times = RepeatedProduct(m)
+        >>> torch.stack([times(part) for part in x]).sum().backward()
         >>> torch.allclose(m.grad, x.flatten(0, 1).sum(0).unsqueeze(1).expand(4, 3), atol=1e-5)
         True
     """
@@ -84,12 +85,13 @@ class Shared:
         m = m.to(autocast_dtype(m))
         self._parts: Parts = {}
         self._m = m
-        if torch.is_grad_enabled() and m.requires_grad:
+        self._gathers = torch.is_grad_enabled() and m.requires_grad
+        if self._gathers:
             self._m = _Gather.apply(m, self._parts)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Map ``(*, rows, N)`` to ``(*, rows, K)``."""
         x = x.to(self._m.dtype)
-        if self._m.requires_grad:
+        if self._gathers:
             return _Product.apply(x, self._m, self._parts)
         return x @ self._m
