@@ -32,7 +32,7 @@ from cwy.experiments.nmt.corpus import load, read
 from cwy.experiments.nmt.model import data_of
 from cwy.experiments.nmt.recipes import paper
 from cwy.experiments.nmt.report import epoch_seconds
-from cwy.experiments.nmt.text import PAD
+from cwy.experiments.nmt.text import PAD, START
 from cwy.experiments.nmt.translate import translate
 from cwy.experiments.report import find_runs, write
 from cwy.experiments.report.panels import arrange
@@ -223,13 +223,35 @@ def test_it_learns_a_language(trained):
     assert final["loss"] < 0.1
     assert final["perplexity"] == pytest.approx(2.718281828 ** final["loss"])
     assert final["paper_loss"] < final["loss"]
-    assert 1 / 64 < final["principal_share"] < 1
     # The embeddings have a scale of 0.2, and Adam moves each entry by up to 0.01 in a step.
     assert 0.2 < final["embedding_change"] < 50
     assert final["paper_perplexity"] == pytest.approx(2 ** final["paper_loss"])
     assert (
         record["data"]["train"] + record["data"]["test"] + record["data"]["repeated pairs"] == 700
     )
+
+
+@torch.no_grad()
+def test_the_energy_along_one_direction_is_that_of_real_words(pairs):
+    texts = (f"file={pairs}", "pairs=none", "hidden_size=8", "embedding_size=4", "bucket=99")
+    texts += ("test_batch_size=999",)
+    nmt = task.load("nmt")(
+        task.settings("nmt/small", assignments=texts, precision="float64"), torch.device("cpu")
+    )
+    model = nmt.model()
+    states = []
+    words = nmt.corpus.vocabularies
+    for pair in nmt.corpus.held_out:
+        source = torch.tensor([words.source.numbers(pair.source)])
+        target = words.target.numbers(pair.target)
+        states.append(model.states(source, torch.tensor([[START, *target[:-1]]]))[:, 0])
+    energies = torch.linalg.svdvals(torch.cat(states)).square()
+    found = nmt.evaluate(model)["test"]["principal_share"]
+    assert found == pytest.approx(float(energies[0] / energies.sum()), rel=1e-9)
+    for dead in (0.0, torch.inf):
+        for parameter in model.parameters():
+            parameter.fill_(dead)
+        assert nmt.evaluate(model)["test"]["principal_share"] == 0, "there is no direction"
 
 
 def test_stopped_and_resumed_it_is_the_run_that_never_stopped(pairs, trained, tmp_path, capsys):

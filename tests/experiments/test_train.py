@@ -305,6 +305,8 @@ def test_patience_is_refused_where_evaluations_are_not_compared():
         task.load("convergence")(chosen, torch.device("cpu"))
     with pytest.raises(ConfigError, match="on validation pairs"):
         task.settings("nmt/small", assignments=("patience=1",))
+    with pytest.raises(ConfigError, match="leaves only validation pairs"):
+        task.settings("nmt/small", assignments=("final_test=false",))
 
 
 def test_a_run_that_gets_better_does_not_end_early(tmp_path):

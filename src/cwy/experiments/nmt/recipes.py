@@ -75,6 +75,11 @@ class NmtConfig(RecurrentConfig):
                 "patience compares epochs on validation pairs, and there are none. Add "
                 "validation=0.1, or set patience=none."
             )
+        if self.validation is None and not self.final_test:
+            raise ConfigError(
+                "final_test=false leaves only validation pairs to evaluate, and there are none. "
+                "Add validation=0.1, or leave final_test out."
+            )
         changed = self.thin_gate or not self.gate_encoder
         if changed and not self.gate:
             raise ConfigError(

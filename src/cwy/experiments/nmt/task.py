@@ -133,8 +133,11 @@ class Translation(RecurrentTask):
         bucket = max(self.held_out, key=len)
         source, target = next(bucket.batches(self.config.test_batch_size))
         states = model.states(source, _before(target))[(target != PAD).mT].double()
-        energies = torch.linalg.eigvalsh(states.mT @ states)
-        return float(energies[-1] / energies.sum())
+        energy = states.square().sum()
+        if energy == 0 or not energy.isfinite():
+            # There is no direction. If states are not finite, the loss ends the run.
+            return 0.0
+        return float(torch.linalg.eigvalsh(states.mT @ states)[-1] / energy)
 
     def _embedding_change(self, model: Translator) -> float:
         """Return how far the source embeddings are from the initial ones, relative to their norm.
