@@ -4,6 +4,7 @@ reporting.
 
 import hashlib
 import json
+import math
 import shutil
 import signal
 import threading
@@ -26,6 +27,7 @@ from cwy.experiments.engine.display import Display
 from cwy.experiments.engine.distributed import Group
 from cwy.experiments.engine.folder import Folder
 from cwy.experiments.engine.loop import Loop
+from cwy.experiments.engine.monitor import Diverged
 from cwy.experiments.engine.runner import RunError
 from cwy.experiments.nmt import speed, sweep
 from cwy.experiments.nmt.corpus import load, read
@@ -539,6 +541,10 @@ def test_a_sweep_tunes_on_validation_pairs_and_tests_the_best_epoch(pairs, tmp_p
     assert record["best"]["value"] == min(by_epoch)
     assert {"loss", "bleu", "paper_loss"} <= record["final"]["test"].keys()
     assert "was finished" in next(train([final], place, processes=1))
+    other = replace(final, settings=(*final.settings, "lr=0.5"))
+    assert "failed" in next(train([other], place, processes=1)), "its settings are others"
+    double = replace(place, precision="float64")
+    assert "precision is float32 there" in next(train([final], double, processes=1))
     over = replace(place, end=0.0)
     later = replace(final, folder="later")
     assert "the time was over" in next(train([later], over, processes=1))
@@ -552,12 +558,27 @@ def test_a_sweep_tunes_on_validation_pairs_and_tests_the_best_epoch(pairs, tmp_p
     assert "diverged before" in next(train([wild_run], replace(place, out=again), processes=1))
 
 
+def test_a_test_that_is_not_finite_leaves_no_record(pairs, tmp_path, monkeypatch):
+    chosen = task.settings("nmt/paper", "cwy", 0, (f"file={pairs}", *TINY, "validation=0.1"))
+    monkeypatch.setattr(task.load("nmt"), "_bleu", lambda self, model: math.nan)
+    folder = Folder(tmp_path / "run")
+    with pytest.raises(Diverged, match="the test metrics"):
+        Loop(chosen, folder, Group("cpu"), Display(None)).run()
+    assert not folder.finished
+
+
 def test_a_sweep_goes_on_with_a_run_that_its_deadline_stopped(pairs, tmp_path):
-    settings = (f"file={pairs}", *TINY, "validation=0.1")
+    settings = (f"file={pairs}", *TINY, "validation=0.1", "epochs=8")
     runs = [Planned(name, "nmt/paper", "cwy", 0, settings) for name in ("stopped", "whole")]
-    place = Place(tmp_path, stop=time.time())
-    assert "stopped, and saved" in next(train(runs[:1], place, processes=1))
+    over = Place(tmp_path, stop=time.time())
+    assert "the time was over" in next(train(runs[:1], over, processes=1))
+    assert not (tmp_path / "stopped").exists()
+    # In this process, which has loaded everything: the run begins, and does not end in time.
+    soon = Place(tmp_path, stop=time.time() + 0.3)
+    assert sweeps._train(runs[0], soon) == sweeps.STOPPED
     assert sweeps.read(tmp_path, runs[0]) is None
+    other = replace(runs[0], settings=(*settings, "lr=0.5"))
+    assert "failed" in next(train([other], Place(tmp_path), processes=1)), "its settings are others"
     ended = list(train(runs, Place(tmp_path), processes=1))
     assert [line.rpartition(" ")[2] for line in ended] == ["finished", "finished"]
     stopped, whole = (sweeps.read(tmp_path, run) for run in runs)
@@ -570,6 +591,8 @@ def test_a_sweep_outlives_a_process_that_dies(pairs, tmp_path):
     runs = [Planned(f"run{seed}", "nmt/paper", "rnn", seed, settings) for seed in range(3)]
     endless = replace(runs[0], folder="endless", settings=(*settings, "epochs=100000"))
     log = tmp_path / "endless.log"
+    # An earlier sweep left it. The run has not begun in this one.
+    (tmp_path / "run1.log").touch()
 
     def kill():
         """Kill the process of the endless run whenever it has begun."""

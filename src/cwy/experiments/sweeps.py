@@ -18,16 +18,21 @@ from pathlib import Path
 from threading import Timer
 from typing import Any
 
-from .._provenance import commit
-from .engine.signals import Stop
+from rich.console import Console
 
-RECORD = "record.json"
-"""The file of a run that finished."""
-DIVERGED = "diverged.txt"
-"""The file of a run that diverged."""
+from .. import _atomic
+from .._provenance import commit
+from .engine import runner
+from .engine.folder import CONFIG, DIVERGED, METRICS, RECORD, Folder
+from .engine.monitor import Diverged
+from .engine.signals import Stop, Stopped
+from .engine.task import Settings, differences
+
 ATTEMPTS = 2
 """How often a run is begun if its process dies."""
-KEPT = ("config.json", "metrics.jsonl", RECORD, DIVERGED)
+STOPPED = "stopped, and saved"
+"""How a run ends at its deadline."""
+KEPT = (CONFIG, METRICS, RECORD, DIVERGED)
 """The files of a run that are kept. Its weights are large."""
 
 
@@ -129,18 +134,32 @@ def restore(out: Path, known: Iterable[str]) -> None:
             continue
         folder.mkdir(parents=True, exist_ok=True)
         if status == "finished":
-            (folder / RECORD).write_text(json.dumps(record, indent=2) + "\n")
+            _atomic.write(folder / RECORD, f"{json.dumps(record, indent=2)}\n".encode())
         else:
-            (folder / DIVERGED).write_text("as in an earlier sweep\n")
+            _atomic.write(folder / DIVERGED, b"as in an earlier sweep\n")
+
+
+def merge(path: Path, made: Iterable[str]) -> None:
+    """Write the lines of runs into a file. Lines of other runs stay."""
+    every = list(made)
+    if path.is_file():
+        every = [*path.read_text().splitlines(), *every]
+    by_run = {json.loads(text)["run"]: text for text in every}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _atomic.write(path, "".join(f"{text}\n" for text in by_run.values()).encode())
 
 
 def train(runs: Sequence[Planned], place: Place, processes: int) -> Iterator[str]:
     """Train runs, several at a time. Yield a line about each when it ends.
 
     A run that diverges or fails does not stop the others. A run that finished or diverged before
-    is not trained again. If a process dies, the runs that it leaves are tried once more.
+    is not trained again, and one whose folder holds other settings fails. If a process dies, the
+    runs that it leaves are tried once more.
     """
     begin = time.time()
+    for run in runs:
+        # A sweep that was killed may have left them.
+        _running(place.out, run).unlink(missing_ok=True)
     attempts: Counter[Planned] = Counter()
     left = list(runs)
     while left:
@@ -160,7 +179,8 @@ def train(runs: Sequence[Planned], place: Place, processes: int) -> Iterator[str
         left = []
         # A process that dies takes the whole pool with it. Most of these runs had not begun.
         for run in died:
-            if _log(place.out, run).exists():
+            if _running(place.out, run).exists():
+                _running(place.out, run).unlink()
                 attempts[run] += 1
         for run in died:
             if attempts[run] < ATTEMPTS and any(attempts[one] for one in died):
@@ -182,6 +202,11 @@ def _log(out: Path, run: Planned) -> Path:
     return out / f"{run.folder}.log"
 
 
+def _running(out: Path, run: Planned) -> Path:
+    """Return a file that exists while the run is trained."""
+    return out / f"{run.folder}.running"
+
+
 def _use_one_thread() -> None:
     import torch
 
@@ -189,26 +214,8 @@ def _use_one_thread() -> None:
 
 
 def _train(run: Planned, place: Place) -> str:
-    """Train one run in this process and return how it ended, in words."""
-    from rich.console import Console
-
-    from .engine import runner
-    from .engine.folder import Folder
-    from .engine.monitor import Diverged
-    from .engine.signals import Stopped
-
-    if read(place.out, run) is not None:
-        return "was finished"
-    if (place.out / run.folder / DIVERGED).is_file():
-        return "diverged before"
-    if time.time() > place.end:
-        return "not started, the time was over"
+    """Train one run in this process, unless it has ended. Return how it ended, in words."""
     folder = place.out / run.folder
-    begun = folder.is_dir() and Folder(folder).last_checkpoint() is not None
-    if not begun:
-        # What a run that was killed left behind.
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.parent.mkdir(parents=True, exist_ok=True)
     request = runner.Sweep(
         run.what,
         methods=(run.method,),
@@ -218,24 +225,56 @@ def _train(run: Planned, place: Place) -> str:
         precision=place.precision,
         out=folder,
     )
+    (wanted,) = request.settings()
+    record = read(place.out, run)
+    begun = folder.is_dir() and Folder(folder).last_checkpoint() is not None
+    there = None
+    if record is not None:
+        there = Settings.from_dict(record["config"])
+    elif begun:
+        there = Folder(folder).settings()
+    if there is not None:
+        differ = differences(there.to_dict(), wanted.to_dict())
+        if differ:
+            return f"failed: {folder} holds another run: {', '.join(differ)}. Choose another folder"
+    if record is not None:
+        return "was finished"
+    if (folder / DIVERGED).is_file():
+        return "diverged before"
+    if time.time() > min(place.end, place.stop):
+        return "not started, the time was over"
+    if not begun:
+        # What a run that was killed left behind.
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+    running = _running(place.out, run)
+    running.touch()
+    try:
+        ended = _begin(request, folder, begun, _log(place.out, run), place.stop)
+    finally:
+        running.unlink()
+        _free_memory()
+    if ended != STOPPED:
+        _drop_weights(folder)
+    return ended
+
+
+def _begin(request: runner.Sweep, folder: Path, begun: bool, log: Path, stop: float) -> str:
+    """Train a run, or go on with one that has begun. Return how it ended, in words."""
     deadline = Deadline()
     try:
-        with _log(place.out, run).open("a", encoding="utf-8") as log, deadline.until(place.stop):
+        with log.open("a", encoding="utf-8") as lines, deadline.until(stop):
             if begun:
-                runner.resume(folder, place.device, Console(file=log), deadline)
+                runner.resume(folder, request.device, Console(file=lines), deadline)
             else:
-                runner.train(request, Console(file=log), deadline)
-        ended = "finished"
+                runner.train(request, Console(file=lines), deadline)
     except Stopped:
-        return "stopped, and saved"
+        return STOPPED
     except Diverged as error:
-        ended = f"diverged: {error}"
+        return f"diverged: {error}"
     except runner.RunError as error:
-        ended = f"failed: {error}"
-    finally:
-        _free_memory()
-    _drop_weights(folder)
-    return ended
+        return f"failed: {error}"
+    return "finished"
 
 
 def _drop_weights(folder: Path) -> None:

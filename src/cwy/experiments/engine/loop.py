@@ -383,6 +383,7 @@ class Loop:
         try:
             with self.clock.stopped(), self._evaluating():
                 found, made = self.task.conclude(self.model)
+            self._check_metrics(found)
         except Interrupted:
             raise Stopped(
                 self.stop.signal, f"at step {self.step}, and saved", self.folder.path

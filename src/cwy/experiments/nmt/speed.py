@@ -31,6 +31,7 @@ from ..engine.distributed import Group
 from ..engine.folder import Folder
 from ..engine.loop import Loop
 from ..engine.task import Batch, settings
+from ..sweeps import merge
 from . import sweep
 
 NETWORKS = (
@@ -156,7 +157,7 @@ def main() -> None:
         if found["graph_ms"] is not None:
             graph = f"{found['graph_ms']:.2f} ms as a graph"
         print(f"{found['run']}: {found['plain_ms']:.2f} ms in plain calls, {graph}", flush=True)
-        sweep.merge(given.file, [json.dumps(found)])
+        merge(given.file, [json.dumps(found)])
         torch.cuda.empty_cache()
 
 

@@ -20,7 +20,6 @@ python -m cwy.experiments.nmt.sweep STAGE OUT [--device cuda] [...]
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 import time
@@ -33,7 +32,7 @@ import torch
 
 from ..engine.config import ConfigError, choose
 from ..engine.runner import check_device
-from ..sweeps import Place, Planned, lines, read, restore, train
+from ..sweeps import Place, Planned, lines, merge, read, restore, train
 from . import recipes
 
 STAGES = ("tune", "final", "rate", "best-rate", "start", "common", "decay", "gate")
@@ -419,16 +418,6 @@ def select(names: str) -> tuple[Network, ...]:
         choose("network", name, [network.name for network in NETWORKS])
         found += [network for network in NETWORKS if network.name == name]
     return tuple(dict.fromkeys(found))
-
-
-def merge(path: Path, made: Iterable[str]) -> None:
-    """Write lines of runs into a file. Lines of other runs stay."""
-    every = list(made)
-    if path.is_file():
-        every = [*path.read_text().splitlines(), *every]
-    by_run = {json.loads(text)["run"]: text for text in every}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(f"{text}\n" for text in by_run.values()))
 
 
 def _each(convert: Callable[[str], Any]) -> Callable[[str], list[Any]]:
