@@ -33,7 +33,7 @@ from cwy.experiments.nmt import speed, sweep
 from cwy.experiments.nmt.corpus import load, read
 from cwy.experiments.nmt.model import data_of
 from cwy.experiments.nmt.recipes import paper
-from cwy.experiments.nmt.report import epoch_seconds
+from cwy.experiments.nmt.report import DESCRIPTIONS, epoch_seconds
 from cwy.experiments.nmt.text import PAD, START
 from cwy.experiments.nmt.translate import translate
 from cwy.experiments.report import find_runs, write
@@ -493,6 +493,23 @@ def test_the_report_holds_times_against_the_lstm_and_the_paper(tmp_path):
     at_once = [replace(run, record=run.record | {"started": started}) for run in runs]
     page = write(at_once, tmp_path / "report")[0].read_text()
     assert "<td>0.78</td>" not in page, "runs that shared a device"
+
+
+def test_the_report_shows_the_best_epoch(tmp_path):
+    config = {"task": "nmt", "method": "lstm", "seed": 0, **CONFIG}
+    rows = [
+        {"step": step, "seconds": step, "split": "validation", "loss": loss}
+        | {"principal_share": share}
+        for step, loss, share in ((1, 3.0, 0.25), (2, 1.0, 0.5), (3, 2.0, 0.75))
+    ]
+    tested = {"step": 3, "seconds": 3, "split": "test", "loss": 1.25}
+    write_run(tmp_path / "validated", config, rows)
+    write_run(tmp_path / "tested", config, [*rows, tested])
+    found = {}
+    for one in find_runs([tmp_path]):
+        values = {column.heading: column.value(one) for column in DESCRIPTIONS["nmt"].columns}
+        found[one.folder.name] = (values["loss per word"], values["energy in one direction"])
+    assert found == {"validated": (1.0, 0.5), "tested": (1.25, 0.5)}
 
 
 TINY = (

@@ -76,20 +76,29 @@ def epoch_seconds(run: Run) -> float | None:
     return run.seconds / epochs[-1]
 
 
-def _last(metric: str) -> Callable[[Run], float | None]:
-    """Return what reads the last value of a metric on the test pairs, or on validation pairs."""
+def _tested(metric: str) -> Callable[[Run], float | None]:
+    """Return a function that reads a metric of the test pairs, or else of validation pairs."""
 
     def value(run: Run) -> float | None:
-        tested = run.last("test", metric)
-        if tested is None:
-            return run.last("validation", metric)
-        return tested
+        found = run.last("test", metric)
+        if found is None:
+            return _at_best_epoch(run, metric)
+        return found
 
     return value
 
 
+def _at_best_epoch(run: Run, metric: str) -> float | None:
+    """Return a metric of the validation pairs, at the epoch with the lowest loss on these."""
+    _, losses = run.curve("validation", "loss")
+    _, values = run.curve("validation", metric)
+    if not values or len(losses) != len(values):
+        return None
+    return values[losses.index(min(losses))]
+
+
 def _finding(series: Sequence[Series]) -> str:
-    loss_of = _last("loss")
+    loss_of = _tested("loss")
     ranked = []
     for one in series:
         losses = [loss_of(run) for run in one.runs]
@@ -158,9 +167,11 @@ DESCRIPTIONS = {
         "As we read the paper's tables, its loss is a mean over targets padded to the longest of "
         "the corpus, and its perplexity is 2^loss. The table has both. "
         "BLEU is of greedy translations, lower-case and without accents. "
-        "All numbers are on pairs that were not seen: from the end of training, or, if there are "
-        "validation pairs, from the epoch with the lowest loss on these. "
-        "The energy is the share of the decoder states' energy along their principal direction. "
+        "All numbers are on test pairs: from the end of training, or, if there are validation "
+        "pairs, from the epoch with the lowest loss on these. Runs that were not tested show "
+        "their validation pairs at that epoch. "
+        "The energy is the share of the decoder states' energy along their principal direction, "
+        "on validation pairs if there are any. "
         "The published ones are of ten epochs at a learning rate of 1e-2.",
         curves=(
             _over_epochs("test", "test"),
@@ -168,12 +179,12 @@ DESCRIPTIONS = {
             _over_epochs("train", "training"),
         ),
         columns=(
-            Column("test loss per word", _last("loss"), "{:.3f}".format),
-            Column("test perplexity", _last("perplexity"), "{:.4g}".format),
-            Column("loss as the paper counts", _last("paper_loss"), "{:.3f}".format),
-            Column("perplexity as the paper counts", _last("paper_perplexity"), "{:.4g}".format),
-            Column("BLEU", _last("bleu"), "{:.1f}".format),
-            Column("energy in one direction", _last("principal_share"), "{:.2f}".format),
+            Column("loss per word", _tested("loss"), "{:.3f}".format),
+            Column("perplexity", _tested("perplexity"), "{:.4g}".format),
+            Column("loss as the paper counts", _tested("paper_loss"), "{:.3f}".format),
+            Column("perplexity as the paper counts", _tested("paper_perplexity"), "{:.4g}".format),
+            Column("BLEU", _tested("bleu"), "{:.1f}".format),
+            Column("energy in one direction", _tested("principal_share"), "{:.2f}".format),
             Column("parameters, M", _parameters, "{:.3g}".format),
             Column("time per epoch", epoch_seconds, duration),
             Column("time per epoch / LSTM's", epoch_seconds, "{:.2f}".format, against="lstm"),
