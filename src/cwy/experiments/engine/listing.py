@@ -141,8 +141,8 @@ def in_parts(name: str, width: int) -> str:
     """Break a name after hyphens and slashes only, into lines of a width if its parts allow.
 
     Example:
-        >>> in_parts("results/nmt/cwy-128-tanh-seed0", 12).split("\\n")
-        ['results/nmt/', 'cwy-128-', 'tanh-seed0']
+        >>> in_parts("results/nmt/cwy-128-relu-seed0", 12).split("\\n")
+        ['results/nmt/', 'cwy-128-', 'relu-seed0']
     """
     lines = [""]
     for part in re.findall(r"[^-/]*[-/]|[^-/]+", name):

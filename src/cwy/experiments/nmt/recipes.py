@@ -32,7 +32,8 @@ class NmtConfig(RecurrentConfig):
             one unknown word.
         embedding_size: features per word.
         embedding_scale: standard deviation of the initial embeddings.
-        input_scale: factor of the initial input maps of encoder and decoder. Gates have none.
+        input_scale: factor of the initial input maps of encoder and decoder. In an LSTM and a GRU
+            it scales the maps of the gates, too. The gate of an orthogonal cell is not scaled.
         input_bias: whether the recurrences have a bias.
         zero_readout: whether the readout starts at zero.
         gate: whether a gate mixes each new state with the old one. For orthogonal methods.
@@ -123,7 +124,7 @@ def paper(method: str, reflections: int | None = None) -> NmtConfig:
 
 @dataclass(frozen=True)
 class Point:
-    """Hold what ``python -m cwy.experiments.nmt.sweep`` varies."""
+    """Hold the settings that ``python -m cwy.experiments.nmt.sweep`` searches, and a warm-up."""
 
     lr: float
     orthogonal_lr: float
@@ -173,14 +174,6 @@ def gated(method: str, reflections: int | None = None) -> NmtConfig:
     return replace(config, nonlinearity="tanh", gate=True, thin_gate=True)
 
 
-def tanh(method: str, reflections: int | None = None) -> NmtConfig:
-    """Return the paper's settings with tanh and Adam at 1e-3.
-
-    The same network learns far less with abs.
-    """
-    return replace(paper(method, reflections), nonlinearity="tanh", lr=1e-3, orthogonal_lr=1e-3)
-
-
 def small(method: str) -> NmtConfig:
     """Return settings for a CPU: a few minutes, for clear translations of short sentences.
 
@@ -220,7 +213,5 @@ RECIPES: dict[str, Recipe] = {
     "paper": paper,
     **{f"paper-cwy-{count}": partial(paper, reflections=count) for count in REFLECTIONS},
     **{f"paper-{method}": paper for method in OTHERS},
-    "tanh": tanh,
-    "cwy-128-tanh": partial(tanh, reflections=128),
     "small": small,
 }
