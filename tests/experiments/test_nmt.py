@@ -29,7 +29,7 @@ from cwy.experiments.engine.folder import Folder
 from cwy.experiments.engine.loop import Loop
 from cwy.experiments.engine.monitor import Diverged
 from cwy.experiments.engine.runner import RunError
-from cwy.experiments.nmt import speed, sweep
+from cwy.experiments.nmt import networks, speed, stages, sweep
 from cwy.experiments.nmt.corpus import load, read
 from cwy.experiments.nmt.model import data_of
 from cwy.experiments.nmt.recipes import paper
@@ -524,10 +524,10 @@ TINY = (
 
 def test_a_sweep_tunes_on_validation_pairs_and_tests_the_best_epoch(pairs, tmp_path):
     tiny = (f"file={pairs}", *TINY)
-    network = sweep.Network("tiny", "cwy", ("nonlinearity=relu",), points=2, seeds=(3,))
-    wild = sweep.Network("wild", "rnn", ("nonlinearity=relu", "lr=1e30"), points=0)
+    network = networks.Network("tiny", "cwy", ("nonlinearity=relu",), points=2, seeds=(3,))
+    wild = networks.Network("wild", "rnn", ("nonlinearity=relu", "lr=1e30"), points=0)
     place = Place(tmp_path)
-    trials = [replace(run, settings=(*run.settings, *tiny)) for run in sweep.trials([network])]
+    trials = [replace(run, settings=(*run.settings, *tiny)) for run in stages.trials([network])]
     wild_run = Planned("wild", "nmt/paper", "rnn", 0, (*wild.settings, *tiny))
     ended = list(train([*trials, wild_run], place, processes=2))
     assert sum("finished" in line for line in ended) == 2
@@ -542,10 +542,10 @@ def test_a_sweep_tunes_on_validation_pairs_and_tests_the_best_epoch(pairs, tmp_p
             "metrics.jsonl",
             "record.json",
         ]
-    points = sweep.chosen(tmp_path, [network, wild])
+    points = stages.best_points(tmp_path, [network, wild])
     assert points == {"tiny": losses.index(min(losses))}
-    (final,) = sweep.finals([network, wild], points, seeds=(0, 3))
-    assert set(sweep.point(points["tiny"], network)) <= set(final.settings)
+    (final,) = stages.finals([network, wild], points, seeds=(0, 3))
+    assert set(stages.point(points["tiny"], network)) <= set(final.settings)
     final = replace(final, settings=(*final.settings, *tiny, "epochs=3"))
     assert "finished" in next(train([final], place, processes=1))
     record = sweeps.read(tmp_path, final)
@@ -633,27 +633,27 @@ def test_a_sweep_outlives_a_process_that_dies(pairs, tmp_path):
 
 
 def test_every_network_of_the_sweep_has_settings_that_exist():
-    points = {network.name: 0 for network in sweep.NETWORKS}
+    points = {network.name: 0 for network in networks.NETWORKS}
     every = [
-        *sweep.trials(sweep.NETWORKS),
-        *sweep.finals(sweep.NETWORKS, points, sweep.SEEDS),
-        *sweep.rescues(sweep.RESCUES, epochs=3),
-        *sweep.rescues(sweep.RESCUES, sweep.EPOCHS),
-        *sweep.starts(),
-        *sweep.commons(sweep.SEEDS),
-        *sweep.decays(sweep.NETWORKS, sweep.DROPOUTS, sweep.SEEDS),
-        *sweep.gates(sweep.SEEDS),
+        *stages.trials(networks.NETWORKS),
+        *stages.finals(networks.NETWORKS, points, networks.SEEDS),
+        *stages.rescues(stages.RESCUES, epochs=3),
+        *stages.rescues(stages.RESCUES, stages.EPOCHS),
+        *stages.starts(),
+        *stages.commons(networks.SEEDS),
+        *stages.decays(networks.NETWORKS, stages.DROPOUTS, networks.SEEDS),
+        *stages.gates(networks.SEEDS),
     ]
     assert len({one.folder for one in every}) == len(every)
     for one in every:
         task.settings(one.what, one.method, one.seed, one.settings)
-    assert sweep.select("lstm,baselines,cwy-64-abs")[-1].like == "cwy-128-abs"
-    assert len(sweep.select("lstm,baselines")) == len(sweep.BASELINES)
-    assert len(sweep.select(speed.NETWORKS)) == speed.NETWORKS.count(",") + 1
+    assert networks.select("lstm,baselines,cwy-64-abs")[-1].like == "cwy-128-abs"
+    assert len(networks.select("lstm,baselines")) == len(networks.BASELINES)
+    assert len(networks.select(speed.TIMED)) == speed.TIMED.count(",") + 1
     tested = {one.folder for one in every if "final_test=false" not in one.settings}
     assert all(name.startswith("nmt/") or name.endswith("-epochs10") for name in tested)
     with pytest.raises(ConfigError, match="unknown network 'lsmt'"):
-        sweep.select("lsmt")
+        networks.select("lsmt")
 
 
 @pytest.mark.parametrize(
@@ -732,7 +732,7 @@ def test_only_eager_steps_are_not_captured(eager, pairs):
 @pytest.mark.gpu
 def test_steps_are_timed_for_each_frequent_length(pairs):
     tiny = (f"file={pairs}", *TINY)
-    network = replace(sweep.BASELINES[0], settings=tiny)
+    network = replace(networks.BASELINES[0], settings=tiny)
     found = speed.measure(network, "bfloat16")
     assert sum(one["batches"] for one in found["lengths"]) <= found["batches"]
     for key in ("plain_ms", "graph_ms"):

@@ -32,16 +32,17 @@ from ..engine.folder import Folder
 from ..engine.loop import Loop
 from ..engine.task import Batch, settings
 from ..sweeps import merge
-from . import sweep
+from .networks import Network
+from .sweep import named_networks
 
-NETWORKS = (
+TIMED = (
     "lstm,gru,rnn-tanh,rnn-relu,cwy-64-relu,cwy-128-relu,cwy-256-relu,cwy-512-relu,cwy-1024-relu,"
     "cwy-128-abs,cwy-128-leaky_relu,cwy-128-modrelu,cwy-128-tanh,cwy-256-tanh-gate,"
     "cwy-128-tanh-gate-thin,cwy-256-tanh-gate-thin,cwy-512-tanh-gate-thin,"
     "scornn-relu,exprnn-relu,rgd-relu"
 )
 """Those that are timed unless others are named."""
-COMMON = ("lr=3e-4", "orthogonal_lr=3e-4", "dropout=0.3")
+SETTINGS = ("lr=3e-4", "orthogonal_lr=3e-4", "dropout=0.3")
 """Settings of all networks. A step takes the same time with others."""
 RARE = 0.01
 """Lengths with a smaller share of the batches are left out."""
@@ -52,13 +53,13 @@ SECONDS = 0.03
 PRECISIONS = ("float32", "bfloat16")
 
 
-def measure(network: sweep.Network, precision: str) -> dict[str, Any]:
+def measure(network: Network, precision: str) -> dict[str, Any]:
     """Time steps of a network. Return its record."""
     chosen = settings(
         "nmt/paper",
         network.method,
         0,
-        (*network.settings, *COMMON),
+        (*network.settings, *SETTINGS),
         device="cuda",
         precision=precision,
     )
@@ -146,7 +147,7 @@ def main() -> None:
     """Time networks and write their record."""
     parser = argparse.ArgumentParser(description="Time training steps of translation on a GPU.")
     parser.add_argument("file", type=Path)
-    parser.add_argument("--networks", type=sweep.named_networks, default=NETWORKS)
+    parser.add_argument("--networks", type=named_networks, default=TIMED)
     parser.add_argument("--precision", choices=PRECISIONS, default=PRECISIONS[0])
     given = parser.parse_args()
     if not torch.cuda.is_available():

@@ -1,0 +1,146 @@
+"""The networks that the comparison of translation trains."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ..engine.config import choose
+
+SEEDS = (0, 1, 2)
+POINTS = 10
+"""Points of the search."""
+DROPOUT = "dropout=0.3"
+THIN = "thin_gate=true"
+
+
+@dataclass(frozen=True)
+class Network:
+    """Describe one network of the comparison.
+
+    Attributes:
+        name: of its runs.
+        method: as ``cwy train`` takes it.
+        settings: ``key=value`` texts that make it this network.
+        points: how many points of the search it gets, 0 for those of another network.
+        like: the network whose point it takes, its own by default.
+        seeds: of its final runs.
+        orthogonal_factor: by which the searched orthogonal learning rate is multiplied.
+    """
+
+    name: str
+    method: str
+    settings: tuple[str, ...] = ()
+    points: int = POINTS
+    like: str | None = None
+    seeds: tuple[int, ...] = SEEDS
+    orthogonal_factor: float = 1.0
+
+
+def cwy_network(nonlinearity: str, reflections: int) -> Network:
+    """Return a network with CWY. Other numbers of reflections take the point of 128."""
+    like = None
+    points = POINTS
+    if reflections != 128:
+        like = f"cwy-128-{nonlinearity}"
+        points = 0
+    return Network(
+        f"cwy-{reflections}-{nonlinearity}",
+        "cwy",
+        (f"nonlinearity={nonlinearity}", f"reflections={reflections}"),
+        points=points,
+        like=like,
+    )
+
+
+BASELINES = (
+    Network("lstm", "lstm"),
+    Network("gru", "gru"),
+    Network("rnn-tanh", "rnn", ("nonlinearity=tanh",)),
+    Network("rnn-relu", "rnn", ("nonlinearity=relu",)),
+)
+ORTHOGONAL = tuple(cwy_network(f, 128) for f in ("abs", "relu", "leaky_relu", "modrelu", "tanh"))
+OTHER_REFLECTIONS = tuple(
+    cwy_network(f, count) for f in ("relu", "leaky_relu", "abs") for count in (64, 256, 512, 1024)
+)
+RIVALS = (
+    # Steps of the first two take several times as long, so they have half of the points. All
+    # three have one seed.
+    Network("scornn-relu", "scornn", ("nonlinearity=relu",), points=POINTS // 2, seeds=(0,)),
+    Network("exprnn-relu", "exprnn", ("nonlinearity=relu",), points=POINTS // 2, seeds=(0,)),
+    # Gradient descent takes longer steps than Adam.
+    Network("rgd-relu", "rgd", ("nonlinearity=relu",), seeds=(0,), orthogonal_factor=100.0),
+)
+GAP = (
+    Network("lstm-dropout", "lstm", (DROPOUT,), points=0, like="lstm"),
+    Network("gru-dropout", "gru", (DROPOUT,), points=0, like="gru"),
+    Network(
+        "rnn-tanh-dropout",
+        "rnn",
+        ("nonlinearity=tanh", DROPOUT),
+        points=0,
+        like="rnn-tanh",
+        seeds=(0,),
+    ),
+    Network(
+        "cwy-512-relu-dropout",
+        "cwy",
+        ("nonlinearity=relu", "reflections=512", DROPOUT),
+        points=0,
+        like="cwy-128-relu",
+    ),
+    Network(
+        "cwy-128-relu-gate-dropout",
+        "cwy",
+        ("nonlinearity=relu", "reflections=128", "gate=true", DROPOUT),
+    ),
+)
+"""Networks that may come close to the LSTM, with dropout for all alike.
+
+Dropout takes the point without it. The gate is a network of its own, with a search of its own.
+"""
+
+
+def _gated(nonlinearity: str, reflections: int, kind: str, *settings: str) -> Network:
+    """Return a network with a gate of some kind."""
+    plain = cwy_network(nonlinearity, reflections)
+    every = (*plain.settings, "gate=true", *settings)
+    return Network(f"{plain.name}-{kind}", "cwy", every, points=0)
+
+
+DECAYED = (
+    *BASELINES[:3],
+    cwy_network("relu", 512),
+    cwy_network("relu", 256),
+    cwy_network("relu", 128),
+    cwy_network("relu", 64),
+    replace(cwy_network("tanh", 256), like=None),
+    _gated("relu", 256, "gate"),
+    _gated("tanh", 256, "gate"),
+    _gated("relu", 256, "gate-decoder", "gate_encoder=false"),
+    _gated("tanh", 256, "gate-decoder", "gate_encoder=false"),
+    _gated("tanh", 512, "gate-thin", THIN),
+    _gated("tanh", 256, "gate-thin", THIN),
+    _gated("tanh", 128, "gate-thin", THIN),
+)
+"""The networks of the stage with a learning rate that decays. The gated ones have no search."""
+GROUPS = {
+    "baselines": BASELINES,
+    "orthogonal": ORTHOGONAL,
+    "reflections": OTHER_REFLECTIONS,
+    "rivals": RIVALS,
+    "gap": GAP,
+    "decay": DECAYED,
+}
+NETWORKS = tuple(dict.fromkeys(network for group in GROUPS.values() for network in group))
+
+
+def select(names: str) -> tuple[Network, ...]:
+    """Return networks by their names or those of their groups, separated by commas."""
+    found: list[Network] = []
+    for name in names.split(","):
+        if name in GROUPS:
+            found += GROUPS[name]
+            continue
+        choose("network", name, [network.name for network in NETWORKS])
+        found += [network for network in NETWORKS if network.name == name]
+    return tuple(dict.fromkeys(found))

@@ -1,0 +1,274 @@
+"""The stages of the comparison of translation. Each is a list of runs.
+
+Settings are chosen on validation pairs. Only final runs read the test pairs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..sweeps import Planned, read
+from . import recipes
+from .networks import (
+    BASELINES,
+    DECAYED,
+    DROPOUT,
+    NETWORKS,
+    ORTHOGONAL,
+    POINTS,
+    SEEDS,
+    THIN,
+    Network,
+    cwy_network,
+)
+
+HELD_OUT = "validation=0.1"
+UNTESTED = "final_test=false"
+"""For runs that choose a setting."""
+EPOCHS = 10
+"""The most epochs of a final run."""
+ENDS_EARLY = "patience=2"
+"""A final run ends when two epochs in a row are not better. The best one is tested anyway."""
+QUIET = ("save_every=1000000", "log_every=200")
+"""No checkpoints, and a short log."""
+SPACE = {
+    "lr": (3e-4, 4e-3),
+    "orthogonal_lr": (1e-4, 1e-2),
+    "embedding_scale": (0.03, 1.0),
+    "input_scale": (0.5, 4.0),
+}
+"""What is searched, uniformly in the logarithm."""
+DROPOUTS = (0.3, 0.5)
+"""Of the stage with a learning rate that decays."""
+SCALES = (1, 0.2, 0.05)
+"""Of the embeddings, in the stage that compares them."""
+COMMON_POINT = ("lr=1e-3", "orthogonal_lr=1e-3", "embedding_scale=0.2")
+"""The settings of the stage that has one point for all networks."""
+DECAYING_POINT = tuple(f"{name}={value}" for name, value in asdict(recipes.DECAYING).items())
+"""The same, with a learning rate that rises to twice as much, and falls to about half as much."""
+GATES: dict[str, tuple[str, ...]] = {
+    "none": ("gate=false", "thin_gate=false"),
+    "matrices": ("gate=true", "thin_gate=false"),
+    "matrices-decoder": ("gate=true", "thin_gate=false", "gate_encoder=false"),
+    "thin": ("gate=true", THIN),
+    "thin-decoder": ("gate=true", THIN, "gate_encoder=false"),
+}
+"""Forms of a gate, as settings of ``nmt/small``."""
+
+SMALL = "embedding_scale=0.05"
+WARM = "warmup=1000"
+RESCUES: dict[str, tuple[str, ...]] = {
+    "plain": (),
+    "small": (SMALL,),
+    "clip1": ("clip=1",),
+    "clip0.25": ("clip=0.25",),
+    "warm": (WARM,),
+    "nobias": ("input_bias=false",),
+    "zero": ("zero_readout=true",),
+    "small-clip": (SMALL, "clip=0.25"),
+    "small-warm": (SMALL, WARM),
+    "warm-clip": (WARM, "clip=0.25"),
+    "small-warm-clip": (SMALL, WARM, "clip=0.25"),
+    "all": (SMALL, WARM, "clip=0.25", "zero_readout=true", "input_bias=false"),
+}
+"""Settings that may rescue the paper's learning rate, by name."""
+RESCUED = (
+    Network("lstm", "lstm"),
+    Network("gru", "gru"),
+    Network("rnn", "rnn", ("nonlinearity=tanh",)),
+    Network("cwy-128", "cwy", ("nonlinearity=abs", "reflections=128")),
+    Network("cwy-1024", "cwy", ("nonlinearity=abs", "reflections=1024")),
+)
+
+
+def point(number: int, network: Network) -> tuple[str, ...]:
+    """Return a point of the search, as settings. It is the same for every network."""
+    drawn = torch.quasirandom.SobolEngine(len(SPACE), scramble=True, seed=0).draw(number + 1)
+    found = []
+    for (name, (low, high)), part in zip(SPACE.items(), drawn[-1].tolist(), strict=True):
+        value = low * math.exp(part * math.log(high / low))
+        if name == "orthogonal_lr":
+            value *= network.orthogonal_factor
+        found.append(f"{name}={value:.3g}")
+    return tuple(found)
+
+
+def trials(networks: Iterable[Network]) -> list[Planned]:
+    """Return the runs of the search. All networks come with one point before the next."""
+    return [
+        _trial(network, number)
+        for number in range(POINTS)
+        for network in networks
+        if number < network.points
+    ]
+
+
+def _trial(network: Network, number: int) -> Planned:
+    return Planned(
+        f"tuning/{network.name}-{number}",
+        "nmt/paper",
+        network.method,
+        SEEDS[0],
+        (
+            *network.settings,
+            *point(number, network),
+            HELD_OUT,
+            UNTESTED,
+            "epochs=2",
+            *QUIET,
+        ),
+    )
+
+
+def lowest(record: dict[str, Any] | None) -> float:
+    """Return the lowest validation loss of a run, infinite if it did not finish."""
+    if record is None:
+        return math.inf
+    return record["best"]["value"]
+
+
+def best_points(out: Path, networks: Iterable[Network]) -> dict[str, int]:
+    """Return the number of the best point of each network that has finished runs."""
+    found = {}
+    for network in networks:
+        losses = {
+            number: lowest(read(out, _trial(network, number))) for number in range(network.points)
+        }
+        finished = {number: loss for number, loss in losses.items() if math.isfinite(loss)}
+        if finished:
+            found[network.name] = min(finished, key=finished.__getitem__)
+    return found
+
+
+def finals(
+    networks: Iterable[Network], points: dict[str, int], seeds: Sequence[int]
+) -> list[Planned]:
+    """Return the final runs. All networks come with one seed before the next."""
+    runs = []
+    for seed in seeds:
+        for network in networks:
+            number = points.get(network.like or network.name)
+            if seed not in network.seeds or number is None:
+                continue
+            start = point(number, network)
+            runs.append(_trained(f"tuned-{network.name}", network, start, seed))
+    return runs
+
+
+def rescues(names: Iterable[str], epochs: int) -> list[Planned]:
+    """Return the runs at the paper's learning rate with these settings."""
+    runs = []
+    for name in names:
+        for network in RESCUED:
+            settings = (*network.settings, *RESCUES[name], HELD_OUT, f"epochs={epochs}", *QUIET)
+            if epochs < EPOCHS:
+                settings = (*settings, UNTESTED)
+            else:
+                settings = (*settings, ENDS_EARLY)
+            folder = f"rate/{name}-{network.name}-epochs{epochs}"
+            runs.append(Planned(folder, "nmt/paper", network.method, SEEDS[0], settings))
+    return runs
+
+
+def starts() -> list[Planned]:
+    """Return the runs that show what the scale of the embeddings does. All else is the same."""
+    runs = []
+    for network in (BASELINES[0], *ORTHOGONAL[:2]):
+        for scale in SCALES:
+            start = (f"embedding_scale={scale}", "lr=1e-3", "orthogonal_lr=1e-3")
+            settings = (*network.settings, *start, HELD_OUT, UNTESTED, "epochs=3", *QUIET)
+            folder = f"start/{network.name}-{scale}"
+            runs.append(Planned(folder, "nmt/paper", network.method, SEEDS[0], settings))
+    return runs
+
+
+def commons(seeds: Sequence[int]) -> list[Planned]:
+    """Return the runs at one point for all networks, with dropout and without."""
+    networks = (BASELINES[0], BASELINES[1], cwy_network("relu", 512))
+    variants = {"": COMMON_POINT, "-dropout": (*COMMON_POINT, DROPOUT)}
+    return [
+        _trained(f"common-{network.name}{ending}", network, start, seed)
+        for seed in seeds
+        for network in networks
+        for ending, start in variants.items()
+    ]
+
+
+def decays(
+    networks: Iterable[Network], dropouts: Iterable[float], seeds: Sequence[int]
+) -> list[Planned]:
+    """Return the runs with a learning rate that decays, one for all networks."""
+    return [
+        _trained(
+            f"decay-{network.name}-dropout{dropout}",
+            network,
+            (*DECAYING_POINT, f"dropout={dropout}"),
+            seed,
+        )
+        for seed in seeds
+        for dropout in dropouts
+        for network in networks
+        if network in DECAYED
+    ]
+
+
+def _trained(name: str, network: Network, start: Iterable[str], seed: int) -> Planned:
+    """Return a run of up to ten epochs whose best epoch is tested."""
+    settings = (*network.settings, *start, HELD_OUT, ENDS_EARLY, *QUIET)
+    return Planned(f"nmt/{name}-seed{seed}", "nmt/paper", network.method, seed, settings)
+
+
+def gates(seeds: Iterable[int]) -> list[Planned]:
+    """Return the runs of small networks with each form of a gate, without a test."""
+    return [
+        Planned(
+            f"gate/{name}-{nonlinearity}-seed{seed}",
+            "nmt/small",
+            "cwy",
+            seed,
+            (f"nonlinearity={nonlinearity}", *settings, HELD_OUT, UNTESTED, *QUIET),
+        )
+        for seed in seeds
+        for nonlinearity in ("tanh", "relu")
+        for name, settings in GATES.items()
+    ]
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Hold what a stage is to train.
+
+    Attributes:
+        out: the folder of the sweep, with the runs of the search.
+        networks: for tune, final and decay.
+        seeds: for final, common, decay and gate.
+        rescues: for best-rate, by name.
+        dropouts: for decay.
+    """
+
+    out: Path
+    networks: Sequence[Network]
+    seeds: Sequence[int]
+    rescues: Sequence[str]
+    dropouts: Sequence[float]
+
+
+STAGES: dict[str, Callable[[Selection], list[Planned]]] = {
+    "tune": lambda chosen: trials(chosen.networks),
+    "final": lambda chosen: finals(
+        chosen.networks, best_points(chosen.out, NETWORKS), chosen.seeds
+    ),
+    "rate": lambda chosen: rescues(RESCUES, epochs=3),
+    "best-rate": lambda chosen: rescues(chosen.rescues, EPOCHS),
+    "start": lambda chosen: starts(),
+    "common": lambda chosen: commons(chosen.seeds),
+    "decay": lambda chosen: decays(chosen.networks, chosen.dropouts, chosen.seeds),
+    "gate": lambda chosen: gates(chosen.seeds),
+}
+"""The runs of each stage, by its name."""
