@@ -18,7 +18,7 @@ from .pointwise import Gated, Gru, Lstm, Plain, Pointwise, State, Thin
 from .recipes import NmtConfig
 from .repeated_product import RepeatedProduct
 
-CELLS: dict[str, Callable[..., nn.RNNCellBase]] = {
+TORCH_CELLS: dict[str, Callable[..., nn.RNNCellBase]] = {
     "rnn": nn.RNNCell,
     "gru": nn.GRUCell,
     "lstm": nn.LSTMCell,
@@ -43,7 +43,7 @@ class Encoder(nn.Module):
 
     def forward(self, x: Tensor, real: Tensor) -> tuple[Tensor, State]:
         if isinstance(self.core, GatedCell):
-            states = _rolled(step(self.core, x.shape[-1]), x)
+            states = _rolled(read_weights(self.core, x.shape[-1]), x)
             return states, (_at_end(states, real),)
         if isinstance(self.core, nn.LSTM):
             x = torch.cat([x, ~real.mT.unsqueeze(-1)], -1)
@@ -109,7 +109,7 @@ class GatedCell(nn.Module):
     Args:
         core: the orthogonal cell.
         inputs: features of x.
-        words: the last features of x, which are those of a word.
+        word_features: the last features of x, which are those of a word.
         bias: whether the gate has one.
         thin: whether the gate is thin.
         dtype: of the gate.
@@ -119,7 +119,7 @@ class GatedCell(nn.Module):
         self,
         core: OrthogonalRNNCell,
         inputs: int,
-        words: int,
+        word_features: int,
         *,
         bias: bool,
         thin: bool,
@@ -131,44 +131,46 @@ class GatedCell(nn.Module):
         self.gate_state: nn.Linear | None = None
         self.gate_factors: nn.Parameter | None = None
         if thin:
-            self.gate = nn.Linear(words, n, bias=bias, dtype=dtype)
+            self.gate = nn.Linear(word_features, n, bias=bias, dtype=dtype)
             self.gate_factors = nn.Parameter(torch.zeros(n, dtype=dtype))
         else:
             self.gate = nn.Linear(inputs, n, bias=bias, dtype=dtype)
             self.gate_state = nn.Linear(n, n, bias=False, dtype=dtype)
 
 
-class Step(NamedTuple):
-    """Advance a cell whose weights were read once.
+class CellWeights(NamedTuple):
+    """Hold the weights of a cell, read once for all steps.
 
     Attributes:
-        words: the map of words to x, ``(K, E)``.
+        word_map: that of words to x, ``(K, E)``.
         bias: ``(K,)``, to be added to x, or None.
-        context: the map of contexts, ``(C, N)``, empty in an encoder.
+        context_map: that of contexts, ``(C, N)``, empty in an encoder.
         transition: R, ``(*, N)``.
         pointwise: the rest of the step.
     """
 
-    words: Tensor
+    word_map: Tensor
     bias: Tensor | None
-    context: Tensor
+    context_map: Tensor
     transition: Tensor
     pointwise: Pointwise
 
-    def inputs(self, embedded: Tensor) -> Tensor:
+    def map_words(self, embedded: Tensor) -> Tensor:
         """Return what words give the cell, ``(*, K)``. Under autocast the bias is not rounded."""
-        if autocast_dtype(self.words) == self.words.dtype:
-            return linear(embedded, self.words, self.bias)
-        mapped = linear(embedded, self.words)
+        if autocast_dtype(self.word_map) == self.word_map.dtype:
+            return linear(embedded, self.word_map, self.bias)
+        mapped = linear(embedded, self.word_map)
         if self.bias is None:
             return mapped.to(embedded.dtype)
         return mapped + self.bias
 
 
-def cell(method: str, config: NmtConfig, inputs: int, words: int, dtype: torch.dtype) -> nn.Module:
+def cell(
+    method: str, config: NmtConfig, inputs: int, word_features: int, dtype: torch.dtype
+) -> nn.Module:
     """Return a cell, with parameters named as in torch.
 
-    The last of its inputs are those of a word.
+    The last of its inputs are the features of a word.
     """
     if method not in BASELINES:
         options = _orthogonal_options(method, config, dtype)
@@ -176,25 +178,30 @@ def cell(method: str, config: NmtConfig, inputs: int, words: int, dtype: torch.d
         _scale(core.weight_ih, config)
         if config.gate:
             return GatedCell(
-                core, inputs, words, bias=config.input_bias, thin=config.thin_gate, dtype=dtype
+                core,
+                inputs,
+                word_features,
+                bias=config.input_bias,
+                thin=config.thin_gate,
+                dtype=dtype,
             )
         return core
     check_baseline(method, config)
     options = _baseline_options(method, config)
-    plain = CELLS[method](inputs, config.hidden_size, dtype=dtype, **options)
+    plain = TORCH_CELLS[method](inputs, config.hidden_size, dtype=dtype, **options)
     _scale(plain.weight_ih, config)
     return plain
 
 
-def step(core: nn.Module, words: int) -> Step:
+def read_weights(core: nn.Module, word_features: int) -> CellWeights:
     """Read the weights of a cell for all steps of a sentence. Q is formed once, here.
 
-    The last inputs of the cell are those of a word.
+    The last inputs of the cell are the features of a word.
     """
     if isinstance(core, GatedCell):
-        return _gated_step(core, words)
+        return _gated_weights(core, word_features)
     if isinstance(core, OrthogonalRNNCell):
-        return _orthogonal_step(core, words)
+        return _orthogonal_weights(core, word_features)
     # None without biases.
     bias = cast(Tensor | None, core.bias_ih)
     bias_hh = cast(Tensor | None, core.bias_hh)
@@ -212,11 +219,16 @@ def step(core: nn.Module, words: int) -> Step:
     if bias is not None and bias_hh is not None:
         bias = bias + bias_hh
     weight = cast(Tensor, core.weight_ih)
-    transition = cast(Tensor, core.weight_hh)
-    return Step(weight[:, -words:], bias, weight[:, :-words], transition, pointwise)
+    return CellWeights(
+        word_map=weight[:, -word_features:],
+        bias=bias,
+        context_map=weight[:, :-word_features],
+        transition=cast(Tensor, core.weight_hh),
+        pointwise=pointwise,
+    )
 
 
-def _orthogonal_step(core: OrthogonalRNNCell, words: int) -> Step:
+def _orthogonal_weights(core: OrthogonalRNNCell, word_features: int) -> CellWeights:
     name = cast(str, core.nonlinearity)
     bias = getattr(core, "bias_ih", None)
     threshold = None
@@ -224,13 +236,18 @@ def _orthogonal_step(core: OrthogonalRNNCell, words: int) -> Step:
         threshold = bias
         bias = None
     weight = core.weight_ih
-    pointwise = Plain(name, threshold)
-    return Step(weight[:, -words:], bias, weight[:, :-words], core.weight_hh, pointwise)
+    return CellWeights(
+        word_map=weight[:, -word_features:],
+        bias=bias,
+        context_map=weight[:, :-word_features],
+        transition=core.weight_hh,
+        pointwise=Plain(name, threshold),
+    )
 
 
-def _gated_step(core: GatedCell, words: int) -> Step:
+def _gated_weights(core: GatedCell, word_features: int) -> CellWeights:
     """Stack the cell on its gate, so that one product with the word serves both."""
-    plain = _orthogonal_step(core.core, words)
+    plain = _orthogonal_weights(core.core, word_features)
     name = plain.pointwise.nonlinearity
     threshold = plain.pointwise.threshold
     gate = core.gate.weight
@@ -241,29 +258,30 @@ def _gated_step(core: GatedCell, words: int) -> Step:
             # The cell's bias is the threshold of its nonlinearity.
             cell_bias = torch.zeros_like(core.gate.bias)
         bias = torch.cat([cell_bias, core.gate.bias])
-    stacked = plain._replace(words=torch.cat([plain.words, gate[:, -words:]]), bias=bias)
+    word_map = torch.cat([plain.word_map, gate[:, -word_features:]])
+    stacked = plain._replace(word_map=word_map, bias=bias)
     if core.gate_factors is not None:
         return stacked._replace(pointwise=Thin(name, threshold, core.gate_factors))
     state = cast(nn.Linear, core.gate_state).weight
     return stacked._replace(
-        context=torch.cat([plain.context, gate[:, :-words]]),
+        context_map=torch.cat([plain.context_map, gate[:, :-word_features]]),
         transition=torch.cat([plain.transition, state]),
         pointwise=Gated(name, threshold),
     )
 
 
-def _rolled(core: Step, x: Tensor) -> Tensor:
-    """Return the states ``(T, B, N)`` of a cell over ``x (T, B, inputs)``, from zero."""
-    inputs = core.inputs(x)
-    h = x.new_zeros(x.shape[1], core.transition.shape[-1])
-    transition = core.transition.to(autocast_dtype(core.transition))
-    if fused.serves(inputs, transition):
-        states, _ = fused.roll(inputs, transition, core.pointwise, (h,))
+def _rolled(weights: CellWeights, embedded: Tensor) -> Tensor:
+    """Return the states ``(T, B, N)`` of a cell over ``embedded (T, B, inputs)``, from zero."""
+    x = weights.map_words(embedded)
+    h = embedded.new_zeros(embedded.shape[1], weights.transition.shape[-1])
+    transition = weights.transition.to(autocast_dtype(weights.transition))
+    if fused.serves(x, transition):
+        states, _ = fused.roll(x, transition, weights.pointwise, (h,))
         return states
     times = RepeatedProduct(transition.mT)
     states = []
-    for row in inputs:
-        (h,) = core.pointwise.advance(row, None, times(h).to(x.dtype), (h,))
+    for row in x:
+        (h,) = weights.pointwise.advance(row, None, times(h).to(h.dtype), (h,))
         states.append(h)
     return torch.stack(states)
 

@@ -23,7 +23,7 @@ from ...ops.recurrence.nonlinearities import SLOPE
 from ...ops.recurrence.tiling import NONLINEARITIES, TYPES
 from .pointwise import CELLS, Lstm, Pointwise, State
 
-SOURCE = Path(__file__).parent / "kernels" / "step.cu"
+KERNELS = Path(__file__).parent / "kernels" / "step.cu"
 MOST_THREADS = 1024
 """The largest number of threads per block."""
 MOST_SHARED_BYTES = 48 * 1024
@@ -487,7 +487,7 @@ def _launch(
     threads = min(MOST_THREADS, -(-n // 32) * 32)
     with torch.cuda.device(device):
         kernel = _nvrtc.kernel(
-            SOURCE,
+            KERNELS,
             name,
             form.macros,
             shared=_shared_bytes(positions, threads),

@@ -14,7 +14,7 @@ from ...many import together
 from ...ops._precision import autocast_dtype, without_tf32
 from ..engine.config import ConfigError
 from . import fused
-from .cells import Encoder, GatedCell, Step, cell, step
+from .cells import CellWeights, Encoder, GatedCell, cell, read_weights
 from .pointwise import Pointwise, State
 from .recipes import NmtConfig
 from .repeated_product import RepeatedProduct
@@ -124,11 +124,11 @@ class Translator(nn.Module):
         embedded = self.dropout(self.source(source.mT))
         with self._forming():
             states, state = self.encoder(embedded, real)
-            core = step(self.decoder, self.target.embedding_dim)
+            weights = read_weights(self.decoder, self.target.embedding_dim)
         # Under autocast products are in half precision, and the states of the decoder are not.
         state = tuple(part.to(self.score.dtype) for part in state)
-        entries = linear(states, torch.cat([self.keys.weight, core.context]))
-        return state, Reader(self, Memory(entries, real), core)
+        entries = linear(states, torch.cat([self.keys.weight, weights.context_map]))
+        return state, Reader(self, Memory(entries, real), weights)
 
     def _forming(self) -> AbstractContextManager[None]:
         """Return a context in which one call forms the transitions of encoder and decoder.
@@ -162,15 +162,15 @@ class Reader:
     Args:
         model: the translator.
         memory: the source to attend to.
-        core: the decoder's cell.
+        weights: those of the decoder's cell.
     """
 
-    def __init__(self, model: Translator, memory: Memory, core: Step) -> None:
+    def __init__(self, model: Translator, memory: Memory, weights: CellWeights) -> None:
         self._model = model
-        self._core = core
+        self._weights = weights
         self._memory = memory
         # One product with the state serves the query and the next state.
-        matrix = torch.cat([model.query.weight, core.transition])
+        matrix = torch.cat([model.query.weight, weights.transition])
         self._matrix = matrix.to(autocast_dtype(matrix))
 
     def repeated(self, times: int) -> Reader:
@@ -179,11 +179,11 @@ class Reader:
             entries=self._memory.entries.repeat_interleave(times, 1),
             real=self._memory.real.repeat_interleave(times, 0),
         )
-        return Reader(self._model, memory, self._core)
+        return Reader(self._model, memory, self._weights)
 
     def inputs(self, words: Tensor) -> Tensor:
         """Return the words' part ``(*, K)`` of the cell's input."""
-        return self._core.inputs(self._model.dropout(self._model.target(words)))
+        return self._weights.map_words(self._model.dropout(self._model.target(words)))
 
     def rolled(self, x: Tensor, state: State) -> tuple[Tensor, Tensor]:
         """Advance by all words ``(T, B, K)``.
@@ -198,7 +198,7 @@ class Reader:
                 score=self._model.score,
                 lengths=real.sum(1, dtype=torch.int32),
             )
-            states, weights = fused.roll(x, self._matrix, self._core.pointwise, state, source)
+            states, weights = fused.roll(x, self._matrix, self._weights.pointwise, state, source)
             assert weights is not None
             return states, weights.transpose(0, 1)
         stepper = self.stepper()
@@ -212,7 +212,7 @@ class Reader:
 
     def stepper(self) -> Stepper:
         """Return what advances word by word, with or without gradients as in the caller."""
-        return Stepper(self._memory, self._matrix, self._model.score, self._core.pointwise)
+        return Stepper(self._memory, self._matrix, self._model.score, self._weights.pointwise)
 
 
 class Stepper:

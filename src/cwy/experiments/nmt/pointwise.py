@@ -25,7 +25,7 @@ class Pointwise:
         kept: numbers per unit that a kernel keeps for the backward pass.
         nonlinearity: its name.
         threshold: that of modReLU, ``(N,)``.
-        vector: ``(N,)``, that of a kind of cell, which describes it.
+        vector: ``(N,)``, the factors d of :class:`Thin` or the bias b of :class:`Gru`.
     """
 
     inputs: ClassVar[int]
