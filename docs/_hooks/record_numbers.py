@@ -178,17 +178,12 @@ def step_ms(network: str, kind: str = "graph", precision: str = "float32") -> fl
     return line("h200/translation-pace", f"{network} {precision}")[f"{kind}_ms"]
 
 
-def record(folder: str, *keys: str) -> str:
-    """Return a text of the record of one run, as ``record("kth/running-tcwy-seed0", "device")``."""
+def record(folder: str, *keys: str) -> Any:
+    """Return a value of the record of one run, as ``record("kth/running-tcwy-seed0", "device")``."""
     found: Any = json.loads((RESULTS / folder / "record.json").read_text(encoding="utf-8"))
     for key in keys:
         found = found[key]
     return found
-
-
-def data(folder: str, key: str) -> Any:
-    """Return what the record of a run knows of its data."""
-    return json.loads((RESULTS / folder / "record.json").read_text(encoding="utf-8"))["data"][key]
 
 
 def later_step(run: str) -> str:
@@ -220,12 +215,19 @@ def line(file: str, run: str) -> Mapping[str, Any]:
     return records[run]
 
 
+def _lowest(found: Mapping[str, Any]) -> float:
+    """Return the lowest validation loss of a run of a sweep."""
+    if found["status"] != "finished":
+        raise NumberError(f"{found['run']} has not finished.")
+    return found["best"]["value"]
+
+
 def swept(file: str, run: str) -> str:
     """Write the lowest validation loss of one run of a sweep, or that it diverged."""
     found = line(file, run)
     if found["status"] == "diverged":
         return "diverges"
-    loss = found["best"]["value"]
+    loss = _lowest(found)
     if loss < 10:
         return fixed(loss, 2)
     return fixed(loss, 0)
@@ -234,7 +236,7 @@ def swept(file: str, run: str) -> str:
 def swept_seeds(file: str, run: str) -> Values:
     """Return the lowest validation losses of runs of a sweep that differ by their seed."""
     seeds = [one for name, one in _lines(file).items() if name.startswith(f"{run}-seed")]
-    found = [one["best"]["value"] for one in seeds]
+    found = [_lowest(one) for one in seeds]
     if not found:
         raise NumberError(f"{file}.jsonl has no run {run!r} with a seed.")
     return Values(tuple(found))
@@ -299,7 +301,6 @@ def fixed(value: float | Values, digits: int) -> str:
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "data": data,
     "goal": goal,
     "later_step": later_step,
     "line": line,

@@ -152,7 +152,7 @@ def test_tatoeba_is_read_whole():
         95_069,
         23_767,
     ]
-    assert corpus.longest == (52, 50)
+    assert corpus.longest_target == 50
     assert [7 < mean < 8 for mean in corpus.facts["mean words"]] == [True, True]
 
 

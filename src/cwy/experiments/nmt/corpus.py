@@ -25,13 +25,6 @@ class Pair(NamedTuple):
     target: Words
 
 
-class Lengths(NamedTuple):
-    """Hold the numbers of words of a source and a target, with their ends."""
-
-    source: int
-    target: int
-
-
 class Content(NamedTuple):
     """Hold the pairs of a file, and the number of its other lines."""
 
@@ -78,12 +71,10 @@ class Corpus:
         }
 
     @property
-    def longest(self) -> Lengths:
-        """Return the lengths of the longest source and of the longest target."""
+    def longest_target(self) -> int:
+        """Return the number of words of the longest target, with its end."""
         pairs = [*self.train, *self.held_out, *self.test]
-        source = max(len(pair.source) for pair in pairs)
-        target = max(len(pair.target) for pair in pairs)
-        return Lengths(source + 1, target + 1)
+        return 1 + max(len(pair.target) for pair in pairs)
 
 
 def load(config: NmtConfig, seed: int) -> Corpus:

@@ -173,7 +173,7 @@ class Translation(RecurrentTask):
                 words += (target != PAD).sum()
                 pairs += len(target)
         loss = float(total / words)
-        paper_loss = float(total) / (pairs * self.corpus.longest.target)
+        paper_loss = float(total) / (pairs * self.corpus.longest_target)
         return {
             "loss": loss,
             # Capped, so that a diverging run overflows no float.
