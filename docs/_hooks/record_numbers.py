@@ -179,7 +179,7 @@ def step_ms(network: str, kind: str = "graph", precision: str = "float32") -> fl
 
 
 def record(folder: str, *keys: str) -> Any:
-    """Return a value of the record of one run, as ``record("kth/running-tcwy-seed0", "device")``."""
+    """Return a value of a run's record, as ``record("kth/running-tcwy-seed0", "device")``."""
     found: Any = json.loads((RESULTS / folder / "record.json").read_text(encoding="utf-8"))
     for key in keys:
         found = found[key]
