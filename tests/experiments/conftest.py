@@ -1,5 +1,6 @@
 import pytest
 
+from tests.helpers.language import write_pairs
 from tests.helpers.runs import train
 
 
@@ -9,3 +10,11 @@ def whole(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole") / "run"
     assert train(folder)[0] == 0
     return folder
+
+
+@pytest.fixture(scope="session")
+def pairs(tmp_path_factory):
+    """A file of sentences whose translation is word by word."""
+    file = tmp_path_factory.mktemp("pairs") / "pairs.tsv"
+    write_pairs(file)
+    return file

@@ -7,18 +7,14 @@ import json
 import math
 import shutil
 import signal
-import threading
-import time
 import zipfile
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 from matplotlib.image import imread
 
-from cwy.experiments import sweeps
 from cwy.experiments.data import DataError, fetch, inspect
 from cwy.experiments.data.sets import TATOEBA
 from cwy.experiments.engine import task
@@ -29,7 +25,6 @@ from cwy.experiments.engine.folder import Folder
 from cwy.experiments.engine.loop import Loop
 from cwy.experiments.engine.monitor import Diverged
 from cwy.experiments.engine.runner import RunError
-from cwy.experiments.nmt import networks, speed, stages, sweep
 from cwy.experiments.nmt.corpus import load, read
 from cwy.experiments.nmt.model import data_of
 from cwy.experiments.nmt.recipes import paper
@@ -38,8 +33,8 @@ from cwy.experiments.nmt.text import PAD, START
 from cwy.experiments.nmt.translate import translate
 from cwy.experiments.report import find_runs, write
 from cwy.experiments.report.panels import arrange
-from cwy.experiments.sweeps import Place, Planned, train
 from tests.helpers.cli import COMMAND, cwy, run, start
+from tests.helpers.language import TINY
 from tests.helpers.runs import numbers, resume, same, until, weights
 from tests.helpers.sample_runs import CONFIG, write_run
 from tests.helpers.server import Server
@@ -47,22 +42,6 @@ from tests.helpers.server import Server
 pytest.importorskip("platformdirs")
 
 pytestmark = pytest.mark.slow
-
-ENGLISH = ["a", "big", "red", "dog", "cat", "house", "sees", "has", "my", "your", "old", "new"]
-SPANISH = [
-    "un",
-    "gran",
-    "rojo",
-    "perro",
-    "gato",
-    "casa",
-    "ve",
-    "tiene",
-    "mi",
-    "tu",
-    "viejo",
-    "nuevo",
-]
 
 
 def test_a_file_is_split_once_and_for_all(tmp_path):
@@ -154,24 +133,6 @@ def test_tatoeba_is_read_whole():
     ]
     assert corpus.longest_target == 50
     assert [7 < mean < 8 for mean in corpus.facts["mean words"]] == [True, True]
-
-
-@pytest.fixture(scope="module")
-def pairs(tmp_path_factory):
-    """Sentences whose translation is word by word."""
-    file, numbers = tmp_path_factory.mktemp("pairs") / "pairs.tsv", torch.Generator().manual_seed(0)
-    rows = []
-    for _ in range(700):
-        length = int(torch.randint(2, 6, (1,), generator=numbers))
-        chosen = torch.randint(len(ENGLISH), (length,), generator=numbers).tolist()
-        rows.append(
-            " ".join(ENGLISH[i] for i in chosen)
-            + ".\t"
-            + " ".join(SPANISH[i] for i in chosen)
-            + ".\n"
-        )
-    file.write_text("".join(rows))
-    return file
 
 
 def arguments(pairs, out, *more, **changes):
@@ -512,69 +473,6 @@ def test_the_report_shows_the_best_epoch(tmp_path):
     assert found == {"validated": (1.0, 0.5), "tested": (1.25, 0.5)}
 
 
-TINY = (
-    "pairs=none",
-    "hidden_size=16",
-    "embedding_size=8",
-    "batch_size=32",
-    "reflections=none",
-    "epochs=2",
-)
-
-
-def test_a_sweep_tunes_on_validation_pairs_and_tests_the_best_epoch(pairs, tmp_path):
-    tiny = (f"file={pairs}", *TINY)
-    network = networks.Network("tiny", "cwy", ("nonlinearity=relu",), points=2, seeds=(3,))
-    wild = networks.Network("wild", "rnn", ("nonlinearity=relu", "lr=1e30"), points=0)
-    place = Place(tmp_path)
-    trials = [replace(run, settings=(*run.settings, *tiny)) for run in stages.trials([network])]
-    wild_run = Planned("wild", "nmt/paper", "rnn", 0, (*wild.settings, *tiny))
-    ended = list(train([*trials, wild_run], place, processes=2))
-    assert sum("finished" in line for line in ended) == 2
-    assert sum("wild: diverged" in line for line in ended) == 1
-    losses = []
-    for trial in trials:
-        record = sweeps.read(tmp_path, trial)
-        assert "test" not in record["final"], "the choice never sees the test pairs"
-        losses.append(record["best"]["value"])
-        assert sorted(path.name for path in (tmp_path / trial.folder).iterdir()) == [
-            "config.json",
-            "metrics.jsonl",
-            "record.json",
-        ]
-    points = stages.best_points(tmp_path, [network, wild])
-    assert points == {"tiny": losses.index(min(losses))}
-    (final,) = stages.finals([network, wild], points, seeds=(0, 3))
-    assert set(stages.point(points["tiny"], network)) <= set(final.settings)
-    final = replace(final, settings=(*final.settings, *tiny, "epochs=3"))
-    assert "finished" in next(train([final], place, processes=1))
-    record = sweeps.read(tmp_path, final)
-    rows = [
-        json.loads(line)
-        for line in (tmp_path / final.folder / "metrics.jsonl").read_text().splitlines()
-    ]
-    by_epoch = [row["loss"] for row in rows if row["split"] == "validation"]
-    assert len(by_epoch) == 3
-    assert record["best"]["value"] == min(by_epoch)
-    assert {"loss", "bleu", "paper_loss"} <= record["final"]["test"].keys()
-    assert "was finished" in next(train([final], place, processes=1))
-    other = replace(final, settings=(*final.settings, "lr=0.5"))
-    assert "failed" in next(train([other], place, processes=1)), "its settings are others"
-    double = replace(place, precision="float64")
-    assert "precision is float32 there" in next(train([final], double, processes=1))
-    over = replace(place, end=0.0)
-    later = replace(final, folder="later")
-    assert "the time was over" in next(train([later], over, processes=1))
-    every = [final, wild_run, later]
-    lines = sweeps.lines(tmp_path, every)
-    statuses = [json.loads(line)["status"] for line in lines]
-    assert statuses == ["finished", "diverged", "not finished"]
-    again = tmp_path / "again"
-    sweeps.restore(again, lines)
-    assert sweeps.lines(again, every) == lines
-    assert "diverged before" in next(train([wild_run], replace(place, out=again), processes=1))
-
-
 def test_a_test_that_is_not_finite_leaves_no_record(pairs, tmp_path, monkeypatch):
     chosen = task.settings("nmt/paper", "cwy", 0, (f"file={pairs}", *TINY, "validation=0.1"))
     monkeypatch.setattr(task.load("nmt"), "_bleu", lambda self, model: math.nan)
@@ -582,118 +480,6 @@ def test_a_test_that_is_not_finite_leaves_no_record(pairs, tmp_path, monkeypatch
     with pytest.raises(Diverged, match="the test metrics"):
         Loop(chosen, folder, Group("cpu"), Display(None)).run()
     assert not folder.finished
-
-
-def test_a_sweep_goes_on_with_a_run_that_its_deadline_stopped(pairs, tmp_path):
-    settings = (f"file={pairs}", *TINY, "validation=0.1", "epochs=8")
-    runs = [Planned(name, "nmt/paper", "cwy", 0, settings) for name in ("stopped", "whole")]
-    over = Place(tmp_path, stop=time.time())
-    assert "the time was over" in next(train(runs[:1], over, processes=1))
-    assert not (tmp_path / "stopped").exists()
-    # In this process, which has loaded everything: the run begins, and does not end in time.
-    soon = Place(tmp_path, stop=time.time() + 0.3)
-    assert sweeps._train(runs[0], soon) == sweeps.STOPPED
-    assert sweeps.read(tmp_path, runs[0]) is None
-    other = replace(runs[0], settings=(*settings, "lr=0.5"))
-    assert "failed" in next(train([other], Place(tmp_path), processes=1)), "its settings are others"
-    ended = list(train(runs, Place(tmp_path), processes=1))
-    assert [line.rpartition(" ")[2] for line in ended] == ["finished", "finished"]
-    stopped, whole = (sweeps.read(tmp_path, run) for run in runs)
-    assert stopped["best"] == whole["best"]
-    assert stopped["final"]["test"] == whole["final"]["test"]
-
-
-def test_a_sweep_outlives_a_process_that_dies(pairs, tmp_path):
-    settings = (f"file={pairs}", *TINY, "validation=0.1", "final_test=false")
-    runs = [Planned(f"run{seed}", "nmt/paper", "rnn", seed, settings) for seed in range(3)]
-    endless = replace(runs[0], folder="endless", settings=(*settings, "epochs=100000"))
-    log = tmp_path / "endless.log"
-    # An earlier sweep left it. The run has not begun in this one.
-    (tmp_path / "run1.log").touch()
-
-    def kill():
-        """Kill the process of the endless run whenever it has begun."""
-        for _ in range(sweeps.ATTEMPTS):
-            while not (log.exists() and (tmp_path / "endless" / "config.json").exists()):
-                time.sleep(0.05)
-            parent = psutil.Process()
-            busy = max(parent.children(), key=lambda child: sum(child.cpu_times()[:2]))
-            shutil.rmtree(tmp_path / "endless")
-            busy.kill()
-
-    killer = threading.Thread(target=kill)
-    killer.start()
-    ended = train([endless, *runs], Place(tmp_path), processes=1)
-    statuses = [line.partition(" s  ")[2] for line in ended]
-    killer.join()
-    assert sorted(statuses) == [
-        "endless: failed: its process died",
-        *(f"run{seed}: finished" for seed in range(3)),
-    ]
-
-
-def test_every_network_of_the_sweep_has_settings_that_exist():
-    points = {network.name: 0 for network in networks.NETWORKS}
-    every = [
-        *stages.trials(networks.NETWORKS),
-        *stages.finals(networks.NETWORKS, points, networks.SEEDS),
-        *stages.rescues(stages.RESCUES, epochs=3),
-        *stages.rescues(stages.RESCUES, stages.EPOCHS),
-        *stages.starts(),
-        *stages.commons(networks.SEEDS),
-        *stages.decays(networks.NETWORKS, stages.DROPOUTS, networks.SEEDS),
-        *stages.gates(networks.SEEDS),
-    ]
-    assert len({one.folder for one in every}) == len(every)
-    for one in every:
-        task.settings(one.what, one.method, one.seed, one.settings)
-    assert networks.select("lstm,baselines,cwy-64-abs")[-1].like == "cwy-128-abs"
-    assert len(networks.select("lstm,baselines")) == len(networks.BASELINES)
-    assert len(networks.select(speed.TIMED)) == speed.TIMED.count(",") + 1
-    tested = {one.folder for one in every if "final_test=false" not in one.settings}
-    assert all(name.startswith("nmt/") or name.endswith("-epochs10") for name in tested)
-    with pytest.raises(ConfigError, match="unknown network 'lsmt'"):
-        networks.select("lsmt")
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (("final",), "no run of these networks"),
-        (("decay", "--networks", "exprnn-relu"), "no run of these networks"),
-        (("decay", "--networks", "lsmt"), "unknown network 'lsmt'"),
-        (("best-rate", "--rescues", "some"), "unknown rescue 'some'"),
-        (("decay", "--seeds", "one"), "--seeds"),
-        (("decay", "--device", "meta"), "--device must be cpu or cuda, got meta"),
-        (("decay", "--known", "nowhere.jsonl"), "no file nowhere.jsonl"),
-    ],
-)
-def test_a_sweep_that_can_not_run_says_why_and_writes_nothing(
-    given, message, tmp_path, monkeypatch, capsys
-):
-    out = tmp_path / "out"
-    stage, *options = given
-    monkeypatch.setattr("sys.argv", ["sweep", stage, str(out), *options])
-    with pytest.raises(SystemExit) as stopped:
-        sweep.main()
-    assert stopped.value.code == 2
-    assert message in capsys.readouterr().err
-    assert not out.exists()
-
-
-def test_a_stage_keeps_its_other_runs_and_reports_failures(pairs, tmp_path, monkeypatch):
-    def run(seed, *options):
-        settings = [f"--set={one}" for one in (f"file={pairs}", *TINY)]
-        given = ["decay", str(tmp_path), "--networks", "lstm", "--dropouts", "0.3"]
-        monkeypatch.setattr("sys.argv", ["sweep", *given, "--seeds", seed, *settings, *options])
-        sweep.main()
-        return [json.loads(line) for line in (tmp_path / "decay.jsonl").read_text().splitlines()]
-
-    assert [line["seed"] for line in run("0")] == [0]
-    found = run("1")
-    assert [(line["seed"], line["status"]) for line in found] == [(0, "finished"), (1, "finished")]
-    with pytest.raises(SystemExit, match="runs that failed: 1"):
-        run("2", "--set=no=1")
 
 
 @pytest.mark.gpu
@@ -727,15 +513,3 @@ def test_only_eager_steps_are_not_captured(eager, pairs):
     texts = (f"file={pairs}", *TINY, f"eager={str(eager).lower()}")
     chosen = task.settings("nmt/small", "cwy", 0, texts)
     assert task.load("nmt")(chosen, torch.device("cpu")).capturable is not eager
-
-
-@pytest.mark.gpu
-def test_steps_are_timed_for_each_frequent_length(pairs):
-    tiny = (f"file={pairs}", *TINY)
-    network = replace(networks.BASELINES[0], settings=tiny)
-    found = speed.measure(network, "bfloat16")
-    assert sum(one["batches"] for one in found["lengths"]) <= found["batches"]
-    for key in ("plain_ms", "graph_ms"):
-        times = [one[key] for one in found["lengths"]]
-        assert 0 < min(times) <= found[key] <= max(times)
-    assert found["versions"]["torch"] == torch.__version__

@@ -5,5 +5,6 @@
 ``methods`` makes layers of every method, ``families`` reflection vectors that are hard on a compact
 WY transform, ``recurrence`` inputs of a recurrence, and ``bench`` benchmarks of tiny sizes.
 ``torch_tables`` holds torch's own tables, and ``largest`` finds the largest tensor of a
-computation. ``simulated_gpu`` runs simple CUDA kernels on a CPU.
+computation. ``simulated_gpu`` runs simple CUDA kernels on a CPU, and ``language`` is a small one to
+translate.
 """

@@ -20,16 +20,19 @@ python -m cwy.experiments.nmt.sweep STAGE OUT [--device cuda] [...]
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ..engine.config import ConfigError, choose
 from ..engine.runner import check_device
-from ..sweeps import Place, lines, merge, restore, train
+from ..engine.task import PRECISIONS, settings
+from ..pool import SweepStopped, train
+from ..sweeps import Place, Planned, lines, merge, restore
 from .networks import GROUPS, Network, select
 from .stages import DROPOUTS, RESCUES, STAGES, Selection
 
@@ -54,10 +57,23 @@ def named_networks(text: str) -> tuple[Network, ...]:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def _file(text: str) -> Path:
-    if not Path(text).is_file():
-        raise argparse.ArgumentTypeError(f"there is no file {text}.")
-    return Path(text)
+def _records(text: str) -> list[str]:
+    """Read an argument that names a file with a record of a run in each line."""
+    try:
+        found = Path(text).read_text(encoding="utf-8").splitlines()
+        names = [json.loads(line)["run"] for line in found]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise argparse.ArgumentTypeError(f"{text} has no records of a sweep: {error}") from None
+    if not names:
+        raise argparse.ArgumentTypeError(f"{text} is empty.")
+    return found
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be 1 or more, got {number}.")
+    return number
 
 
 def _arguments() -> argparse.ArgumentParser:
@@ -67,8 +83,8 @@ def _arguments() -> argparse.ArgumentParser:
     parser.add_argument("stage", choices=STAGES)
     parser.add_argument("out", type=Path, help="the folder of all stages")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
-    parser.add_argument("--precision", default="float32", help="float32, bfloat16 or float64")
-    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--precision", default="float32", choices=PRECISIONS)
+    parser.add_argument("--processes", type=_count, default=1)
     parser.add_argument("--seconds", type=float, default=1e9, help="start no run after this")
     parser.add_argument(
         "--stop", type=float, default=1e9, help="save and stop runs after these seconds"
@@ -77,7 +93,7 @@ def _arguments() -> argparse.ArgumentParser:
         "--networks",
         type=named_networks,
         default=",".join(GROUPS),
-        help="names or groups, for tune, final and decay",
+        help=f"names or groups, for tune, final and decay. Groups: {', '.join(GROUPS)}",
     )
     parser.add_argument(
         "--seeds", type=_each(int), default="0,1,2", help="for final, common, decay and gate"
@@ -93,7 +109,7 @@ def _arguments() -> argparse.ArgumentParser:
         "--set", action="append", default=[], help="key=value, for every run, repeated"
     )
     parser.add_argument(
-        "--known", type=_file, action="append", default=[], help="records of a sweep, repeated"
+        "--known", type=_records, action="append", default=[], help="records of a sweep, repeated"
     )
     return parser
 
@@ -106,8 +122,8 @@ def main() -> None:
         check_device(given.device)
     except ConfigError as error:
         parser.error(str(error))
-    for path in given.known:
-        restore(given.out, path.read_text().splitlines())
+    for records in given.known:
+        restore(given.out, records)
     chosen = Selection(given.out, given.networks, given.seeds, given.rescues, given.dropouts)
     runs = [
         replace(run, settings=(*run.settings, *given.set)) for run in STAGES[given.stage](chosen)
@@ -117,16 +133,33 @@ def main() -> None:
         if given.stage == "final":
             reason += " It needs the runs of tune, in the same folder or by --known."
         parser.error(reason)
+    for run in runs:
+        try:
+            settings(run.what, run.method, run.seed, run.settings)
+        except ConfigError as error:
+            parser.error(f"{run.folder}: {error}")
     now = time.time()
     place = Place(given.out, given.device, given.precision, now + given.seconds, now + given.stop)
-    failures = 0
-    for line in train(runs, place, given.processes):
-        print(line, flush=True)
-        if ": failed" in line:
-            failures += 1
-    merge(given.out / f"{given.stage}.jsonl", lines(given.out, runs))
+    try:
+        failures = _train(runs, place, given.processes)
+    finally:
+        merge(given.out / f"{given.stage}.jsonl", lines(given.out, runs))
     if failures:
-        sys.exit(f"runs that failed: {failures}. Their logs are in {given.out}.")
+        sys.exit(f"runs that failed: {failures}. The lines above state why.")
+
+
+def _train(runs: Sequence[Planned], place: Place, processes: int) -> int:
+    """Train runs and print how each ends. Return how many failed."""
+    failures = 0
+    try:
+        for line in train(runs, place, processes):
+            print(line, flush=True)
+            if ": failed" in line:
+                failures += 1
+    except SweepStopped as stopped:
+        print(stopped, file=sys.stderr)
+        sys.exit(stopped.status)
+    return failures
 
 
 if __name__ == "__main__":

@@ -24,7 +24,8 @@ from typing import Any
 import torch
 
 from ..engine import task
-from ..sweeps import Place, Planned, read, train
+from ..pool import SweepStopped, train
+from ..sweeps import Place, Planned, read
 from . import sentences, weights
 from .recipes import METHODS
 
@@ -191,4 +192,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except SweepStopped as stopped:
+        print(stopped, file=sys.stderr)
+        sys.exit(stopped.status)

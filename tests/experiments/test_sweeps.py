@@ -1,0 +1,247 @@
+"""Sweeps: many runs in several processes, which may be stopped, killed and gone on with."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+
+import psutil
+import pytest
+import torch
+
+from cwy.experiments import sweeps
+from cwy.experiments.engine import task
+from cwy.experiments.engine.config import ConfigError
+from cwy.experiments.nmt import networks, speed, stages, sweep
+from cwy.experiments.pool import ATTEMPTS, train
+from cwy.experiments.sweeps import Place, Planned
+from cwy.experiments.worker import STOPPED, train_one
+from tests.helpers.language import TINY
+
+pytest.importorskip("platformdirs")
+pytest.importorskip("sacrebleu")
+pytestmark = pytest.mark.slow
+
+
+def test_a_sweep_tunes_on_validation_pairs_and_tests_the_best_epoch(pairs, tmp_path):
+    tiny = (f"file={pairs}", *TINY)
+    network = networks.Network("tiny", "cwy", ("nonlinearity=relu",), points=2, seeds=(3,))
+    wild = networks.Network("wild", "rnn", ("nonlinearity=relu", "lr=1e30"), points=0)
+    place = Place(tmp_path)
+    trials = [replace(run, settings=(*run.settings, *tiny)) for run in stages.trials([network])]
+    wild_run = Planned("wild", "nmt/paper", "rnn", 0, (*wild.settings, *tiny))
+    ended = list(train([*trials, wild_run], place, processes=2))
+    assert sum("finished" in line for line in ended) == 2
+    assert sum("wild: diverged" in line for line in ended) == 1
+    losses = []
+    for trial in trials:
+        record = sweeps.read(tmp_path, trial)
+        assert "test" not in record["final"], "the choice never sees the test pairs"
+        losses.append(record["best"]["value"])
+        assert sorted(path.name for path in (tmp_path / trial.folder).iterdir()) == [
+            "config.json",
+            "metrics.jsonl",
+            "record.json",
+        ]
+    points = stages.best_points(tmp_path, [network, wild])
+    assert points == {"tiny": losses.index(min(losses))}
+    (final,) = stages.finals([network, wild], points, seeds=(0, 3))
+    assert set(stages.point(points["tiny"], network)) <= set(final.settings)
+    final = replace(final, settings=(*final.settings, *tiny, "epochs=3"))
+    assert "finished" in next(train([final], place, processes=1))
+    record = sweeps.read(tmp_path, final)
+    rows = [
+        json.loads(line)
+        for line in (tmp_path / final.folder / "metrics.jsonl").read_text().splitlines()
+    ]
+    by_epoch = [row["loss"] for row in rows if row["split"] == "validation"]
+    assert len(by_epoch) == 3
+    assert record["best"]["value"] == min(by_epoch)
+    assert {"loss", "bleu", "paper_loss"} <= record["final"]["test"].keys()
+    assert "was finished" in next(train([final], place, processes=1))
+    other = replace(final, settings=(*final.settings, "lr=0.5"))
+    assert "failed" in next(train([other], place, processes=1)), "its settings are others"
+    double = replace(place, precision="float64")
+    assert "precision is float32 there" in next(train([final], double, processes=1))
+    over = replace(place, end=0.0)
+    later = replace(final, folder="later")
+    assert "the time was over" in next(train([later], over, processes=1))
+    every = [final, wild_run, later]
+    lines = sweeps.lines(tmp_path, every)
+    statuses = [json.loads(line)["status"] for line in lines]
+    assert statuses == ["finished", "diverged", "not finished"]
+    again = tmp_path / "again"
+    sweeps.restore(again, lines)
+    assert sweeps.lines(again, every) == lines
+    assert "diverged before" in next(train([wild_run], replace(place, out=again), processes=1))
+
+
+def test_a_sweep_goes_on_with_a_run_that_its_deadline_stopped(pairs, tmp_path):
+    settings = (f"file={pairs}", *TINY, "validation=0.1", "epochs=8")
+    runs = [Planned(name, "nmt/paper", "cwy", 0, settings) for name in ("stopped", "whole")]
+    over = Place(tmp_path, stop=time.time())
+    assert "the time was over" in next(train(runs[:1], over, processes=1))
+    assert not (tmp_path / "stopped").exists()
+    # In this process, which has loaded everything: the run begins, and does not end in time.
+    soon = Place(tmp_path, stop=time.time() + 0.3)
+    assert train_one(runs[0], soon) == STOPPED
+    assert sweeps.read(tmp_path, runs[0]) is None
+    other = replace(runs[0], settings=(*settings, "lr=0.5"))
+    assert "failed" in next(train([other], Place(tmp_path), processes=1)), "its settings are others"
+    ended = list(train(runs, Place(tmp_path), processes=1))
+    assert [line.rpartition(" ")[2] for line in ended] == ["finished", "finished"]
+    stopped, whole = (sweeps.read(tmp_path, run) for run in runs)
+    assert stopped["best"] == whole["best"]
+    assert stopped["final"]["test"] == whole["final"]["test"]
+
+
+def test_a_sweep_outlives_a_process_that_dies(pairs, tmp_path):
+    settings = (f"file={pairs}", *TINY, "validation=0.1", "final_test=false")
+    runs = [Planned(f"run{seed}", "nmt/paper", "rnn", seed, settings) for seed in range(3)]
+    endless = replace(runs[0], folder="endless", settings=(*settings, "epochs=100000"))
+    log = tmp_path / "endless.log"
+    # An earlier sweep left it. The run has not begun in this one.
+    (tmp_path / "run1.log").touch()
+
+    def kill():
+        """Kill the process of the endless run whenever it has begun."""
+        for _ in range(ATTEMPTS):
+            while not (log.exists() and (tmp_path / "endless" / "config.json").exists()):
+                time.sleep(0.05)
+            parent = psutil.Process()
+            busy = max(parent.children(), key=lambda child: sum(child.cpu_times()[:2]))
+            shutil.rmtree(tmp_path / "endless")
+            busy.kill()
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    ended = train([endless, *runs], Place(tmp_path), processes=1)
+    statuses = [line.partition(" s  ")[2] for line in ended]
+    killer.join()
+    assert sorted(statuses) == [
+        "endless: failed: its process died",
+        *(f"run{seed}: finished" for seed in range(3)),
+    ]
+
+
+def endless_sweep(pairs, out):
+    """Start a sweep whose first run has begun and does not end. Return it with the run's folder."""
+    options = [f"--set={one}" for one in (f"file={pairs}", *TINY, "epochs=100000", "log_every=1")]
+    command = ["-m", "cwy.experiments.nmt.sweep", "gate", str(out), "--seeds", "0", *options]
+    process = subprocess.Popen(
+        [sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    folder = out / "gate" / "none-tanh-seed0"
+    while not (folder / "metrics.jsonl").exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    return process, folder
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_a_sweep_that_can_go_on(number, pairs, tmp_path):
+    process, folder = endless_sweep(pairs, tmp_path)
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(number)
+    output, error = process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert "The same command goes on" in error
+    assert f"none-tanh-seed0: {STOPPED}" in output
+    assert list((folder / "checkpoints").iterdir())
+    lines = (tmp_path / "gate.jsonl").read_text().splitlines()
+    assert {json.loads(line)["status"] for line in lines} == {"not finished"}
+    assert not psutil.wait_procs(children, timeout=20)[1], "no process stays behind"
+
+
+def test_the_processes_of_a_sweep_that_is_killed_save_their_runs_and_end(pairs, tmp_path):
+    process, folder = endless_sweep(pairs, tmp_path)
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    process.communicate()
+    assert not psutil.wait_procs(children, timeout=30)[1]
+    assert list((folder / "checkpoints").iterdir())
+
+
+def test_every_network_of_the_sweep_has_settings_that_exist():
+    points = {network.name: 0 for network in networks.NETWORKS}
+    every = [
+        *stages.trials(networks.NETWORKS),
+        *stages.finals(networks.NETWORKS, points, networks.SEEDS),
+        *stages.rescues(stages.RESCUES, epochs=3),
+        *stages.rescues(stages.RESCUES, stages.EPOCHS),
+        *stages.starts(),
+        *stages.commons(networks.SEEDS),
+        *stages.decays(networks.NETWORKS, stages.DROPOUTS, networks.SEEDS),
+        *stages.gates(networks.SEEDS),
+    ]
+    assert len({one.folder for one in every}) == len(every)
+    for one in every:
+        task.settings(one.what, one.method, one.seed, one.settings)
+    assert networks.select("lstm,baselines,cwy-64-abs")[-1].like == "cwy-128-abs"
+    assert len(networks.select("lstm,baselines")) == len(networks.BASELINES)
+    assert len(networks.select(speed.TIMED)) == speed.TIMED.count(",") + 1
+    tested = {one.folder for one in every if "final_test=false" not in one.settings}
+    assert all(name.startswith("nmt/") or name.endswith("-epochs10") for name in tested)
+    with pytest.raises(ConfigError, match="unknown network 'lsmt'"):
+        networks.select("lsmt")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (("final",), "no run of these networks"),
+        (("decay", "--networks", "exprnn-relu"), "no run of these networks"),
+        (("decay", "--networks", "lsmt"), "unknown network 'lsmt'"),
+        (("best-rate", "--rescues", "some"), "unknown rescue 'some'"),
+        (("decay", "--seeds", "one"), "--seeds"),
+        (("decay", "--device", "meta"), "--device must be cpu or cuda, got meta"),
+        (("decay", "--known", "nowhere.jsonl"), "No such file"),
+        (("decay", "--known", __file__), "has no records of a sweep"),
+        (("decay", "--processes", "0"), "must be 1 or more, got 0"),
+        (("decay", "--precision", "half"), "invalid choice: 'half'"),
+        (("decay", "--dropouts", "2"), "dropout must be a part, below 1, got 2.0"),
+        (("decay", "--set", "rate=1"), "decay-lstm-dropout0.3-seed0: unknown setting 'rate'"),
+    ],
+)
+def test_a_sweep_that_can_not_run_says_why_and_writes_nothing(
+    given, message, tmp_path, monkeypatch, capsys
+):
+    out = tmp_path / "out"
+    stage, *options = given
+    monkeypatch.setattr("sys.argv", ["sweep", stage, str(out), *options])
+    with pytest.raises(SystemExit) as stopped:
+        sweep.main()
+    assert stopped.value.code == 2
+    assert message in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_a_stage_keeps_its_other_runs_and_reports_failures(pairs, tmp_path, monkeypatch):
+    def run(seed, *options):
+        settings = [f"--set={one}" for one in (f"file={pairs}", *TINY)]
+        given = ["decay", str(tmp_path), "--networks", "lstm", "--dropouts", "0.3"]
+        monkeypatch.setattr("sys.argv", ["sweep", *given, "--seeds", seed, *settings, *options])
+        sweep.main()
+        return [json.loads(line) for line in (tmp_path / "decay.jsonl").read_text().splitlines()]
+
+    assert [line["seed"] for line in run("0")] == [0]
+    found = run("1")
+    assert [(line["seed"], line["status"]) for line in found] == [(0, "finished"), (1, "finished")]
+    with pytest.raises(SystemExit, match="runs that failed: 1"):
+        run("1", "--set=lr=1e-4")
+
+
+@pytest.mark.gpu
+def test_steps_are_timed_for_each_frequent_length(pairs):
+    tiny = (f"file={pairs}", *TINY)
+    network = replace(networks.BASELINES[0], settings=tiny)
+    found = speed.measure(network, "bfloat16")
+    assert sum(one["batches"] for one in found["lengths"]) <= found["batches"]
+    for key in ("plain_ms", "graph_ms"):
+        times = [one[key] for one in found["lengths"]]
+        assert 0 < min(times) <= found[key] <= max(times)
+    assert found["versions"]["torch"] == torch.__version__
