@@ -441,6 +441,8 @@ def test_the_report_holds_times_against_the_lstm_and_the_paper(tmp_path):
         {"validation": 0.1},
         {"gate": True},
         {"dropout": 0.3},
+        {"clip": 1.0},
+        {"warmup": 100},
     ):
         assert panel.description.published({**panel.config, **other}) is None, (
             "what the paper did not run"
@@ -477,7 +479,7 @@ def test_a_test_that_is_not_finite_leaves_no_record(pairs, tmp_path, monkeypatch
     chosen = task.settings("nmt/paper", "cwy", 0, (f"file={pairs}", *TINY, "validation=0.1"))
     monkeypatch.setattr(task.load("nmt"), "_bleu", lambda self, model: math.nan)
     folder = Folder(tmp_path / "run")
-    with pytest.raises(Diverged, match="the test metrics"):
+    with pytest.raises(Diverged, match="the test metric bleu is nan"):
         Loop(chosen, folder, Group("cpu"), Display(None)).run()
     assert not folder.finished
 

@@ -222,8 +222,9 @@ def test_the_golden_curve(name, tmp_path):
         (
             ("--method", "lstm"),
             {"reflections": 3},
-            "reflections is a setting of orthogonal methods",
+            "which lstm is not. Set reflections=none.",
         ),
+        (("--method", "lstm"), {"nonlinearity": "relu"}, "nonlinearity must be 'tanh' for lstm"),
         (("--method", "exprnn"), {"base_every": 3}, "base_every is a setting of dtriv"),
     ],
 )

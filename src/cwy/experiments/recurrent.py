@@ -147,11 +147,17 @@ def check_baseline(method: str, config: RecurrentConfig) -> None:
     for name in ("reflections", "init", "base_every"):
         if getattr(config, name) is not None:
             raise ConfigError(
-                f"{name} is a setting of orthogonal methods, which {method} is not. Leave it out."
+                f"{name} is a setting of orthogonal methods, which {method} is not. "
+                f"Set {name}=none."
             )
     if method == "rnn" and config.nonlinearity not in ("tanh", "relu"):
         raise ConfigError(
             f"nonlinearity must be 'tanh' or 'relu' for rnn, got {config.nonlinearity!r}."
+        )
+    if method != "rnn" and config.nonlinearity != "tanh":
+        raise ConfigError(
+            f"nonlinearity must be 'tanh' for {method}, which has no other, got "
+            f"{config.nonlinearity!r}."
         )
 
 
@@ -163,7 +169,8 @@ class RecurrentTask(Task[RecurrentConfig]):
         method = settings.method
         if self.config.base_every is not None and method != "dtriv":
             raise ConfigError(
-                f"base_every is a setting of dtriv, and the method is {method}. Leave it out."
+                f"base_every is a setting of dtriv, and the method is {method}. "
+                "Set base_every=none."
             )
 
     @classmethod

@@ -120,10 +120,12 @@ def _check_value(of: Field, value: Any) -> None:
     most = of.metadata.get("most", LARGEST)
     if isinstance(value, int) and value > most:
         raise ConfigError(f"{of.name} must be at most {most:,}, got {_cut(value)}.")
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ConfigError(f"{of.name} must be positive and finite, got {value!r}.")
-    if isinstance(value, int | float) and not isinstance(value, bool) and value <= 0:
-        raise ConfigError(f"{of.name} must be positive and finite, got {_cut(value)}.")
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if number and not 0 < value < math.inf:
+        hint = ""
+        if of.default is None:
+            hint = f" Set {of.name}=none to do without."
+        raise ConfigError(f"{of.name} must be positive and finite, got {_cut(value)}.{hint}")
     if isinstance(value, str) and not value.isprintable():
         raise ConfigError(
             f"{of.name} must be a text without control characters, got {_cut(value)}."

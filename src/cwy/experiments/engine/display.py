@@ -13,7 +13,8 @@ from rich.text import Text
 from ...terminal import fold, printable
 from .task import Settings, load
 
-BAR = 20
+BAR = 15
+"""Columns of the bar. A loss on held-out data still fits an 80-column terminal."""
 MARGIN = 3
 """Columns that stay free, where a terminal echoes ^C: at the edge it would begin another line."""
 REDRAW = 1.0
@@ -30,10 +31,13 @@ METRICS = {
     "loss": "loss {:.3g}",
     "accuracy": "acc {:.1%}",
     "bleu": "BLEU {:.1f}",
-    "step_ms": "{:.3g} ms",
-    "orthogonality_error": "orth {:.0e}",
 }
 """The metrics that are shown, and how."""
+DETAILS = {
+    "orthogonality_error": "orth {:.0e}",
+    "step_ms": "{:.3g} ms",
+}
+"""Metrics of training that are shown last, because a narrow terminal cuts the end of the line."""
 
 
 class Display:
@@ -49,6 +53,7 @@ class Display:
         self._clock = clock
         self._live: Live | None = None
         self._shown: dict[str, str] = {}
+        self._details = ""
         self._step = 0
         self._total = 0
         self._first_step: int | None = None
@@ -130,14 +135,18 @@ class Display:
         if self.console is None:
             return
         self._step = step
-        words = _words(metrics)
+        words = _words(metrics, METRICS)
         self._shown[split] = words
-        if split != "train":
+        if split == "train":
+            self._details = _words(metrics, DETAILS)
+        else:
             self._shown[split] = f"{split} {words.split()[-1]}"
         if self._live is not None:
             self._draw(self._clock())
         elif split != "train" or step == self._total:
             self._drawn = self._clock()
+            if split == "train":
+                words = f"{words} {self._details}".rstrip()
             self.console.print(f"step {step}/{self._total} {split} {words}")
 
     def say(self, text: str) -> None:
@@ -168,6 +177,7 @@ class Display:
         line = Text("━" * done, style="green", no_wrap=True)
         line.append("━" * (BAR - done), style="bright_black")
         words = [f"step {self._step}/{self._total}", self._left(), *self._shown.values()]
+        words.append(self._details)
         if self._first_step is None:
             words.append("the first is being timed")
         line.append(" ".join(["", *filter(None, words)]).rstrip(","), style="none")
@@ -203,6 +213,6 @@ def _fact(value: object) -> str:
     return str(value)
 
 
-def _words(metrics: dict[str, float]) -> str:
-    shown = [METRICS[name].format(value) for name, value in metrics.items() if name in METRICS]
-    return " ".join(shown)
+def _words(metrics: dict[str, float], forms: dict[str, str]) -> str:
+    """Return metrics as they are shown."""
+    return " ".join(forms[name].format(value) for name, value in metrics.items() if name in forms)

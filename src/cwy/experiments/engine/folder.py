@@ -155,7 +155,10 @@ class Folder:
                 return read_weights(path)
         content = checkpoint.last(self.checkpoints, say)
         if not content:
-            raise ConfigError(f"{self.path} has neither {WEIGHTS} nor a checkpoint yet.")
+            raise ConfigError(
+                f"{self.path} has neither {WEIGHTS} nor a checkpoint. The run has saved none yet, "
+                "or a sweep has removed them."
+            )
         model = checkpoint.parse(content).get("model")
         if not isinstance(model, dict):
             raise files.Damaged(

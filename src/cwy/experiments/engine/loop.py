@@ -175,8 +175,8 @@ class Loop:
             done = self._has_ended and not self.state.due
             if done and self.step < self.task.iterations:
                 self.display.say(
-                    f"The run ends here: {self.config.patience} evaluations in a row were not "
-                    "better than the best one (patience)."
+                    "The run ends here. Evaluations in a row that were not better than the best "
+                    f"one: {self.config.patience} (patience)."
                 )
             signal = self.group.agree_to_stop(self.stop.signal)
             if (self.step % self.config.save_every == 0 or signal) and not done:
@@ -298,8 +298,9 @@ class Loop:
     def _check_metrics(self, found: dict[str, dict[str, float]]) -> None:
         """Raise if a metric is not finite."""
         for split, metrics in found.items():
-            if not all(map(math.isfinite, metrics.values())):
-                raise Diverged(f"the {split} metrics after step {self.step} are not finite")
+            for name, value in metrics.items():
+                if not math.isfinite(value):
+                    raise Diverged(f"the {split} metric {name} is {value} after step {self.step}")
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:

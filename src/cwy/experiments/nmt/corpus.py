@@ -108,9 +108,12 @@ def _corpus(content: bytes, name: str, wanted: _Wanted) -> Corpus:
     chosen = distinct[: wanted.pairs]
     split = _split(chosen, wanted.validation)
     if not split.held_out or not split.train or not split.test:
+        part = ""
+        if wanted.validation is not None:
+            part = f" with validation={wanted.validation:g}"
         raise DataError(
             f"{name} has too few different pairs, {len(chosen)}, "
-            "to train on some and to hold out others."
+            f"to train on some and to hold out others{part}."
         )
     vocabularies = Vocabularies(
         source=Vocabulary.of(_sources(split.train), wanted.min_count),

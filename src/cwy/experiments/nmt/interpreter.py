@@ -21,6 +21,9 @@ from .recipes import NmtConfig
 from .task import Translation
 from .text import END, SPECIAL, START, Vocabulary, Words, words
 
+NOTED_WORDS = 10
+"""The most unknown words in a note on a sentence."""
+
 Say = Callable[[str], object]
 
 
@@ -71,7 +74,10 @@ class Interpreter:
         notes = []
         unknown = [word for word in dict.fromkeys(sentence) if word not in vocabularies.source]
         if unknown:
-            notes.append(f"not known: {', '.join(unknown)}")
+            shown = ", ".join(unknown[:NOTED_WORDS])
+            if len(unknown) > NOTED_WORDS:
+                shown += f" and {len(unknown) - NOTED_WORDS} more"
+            notes.append(f"not known: {shown}")
         if len(sentence) > longest:
             notes.append(
                 f"{len(sentence)} words, the longest sentence in training had {longest}: "

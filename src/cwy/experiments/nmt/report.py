@@ -58,10 +58,15 @@ LIKE = (
     "columns",
     "pairs",
     "validation",
+    "min_count",
     "embedding_scale",
     "input_scale",
+    "input_bias",
+    "zero_readout",
     "gate",
     "dropout",
+    "clip",
+    "warmup",
 )
 """Settings that must equal the paper's for a comparison. Epochs and learning rates may differ."""
 SHOWN = 4

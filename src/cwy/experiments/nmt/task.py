@@ -54,7 +54,7 @@ class Translation(RecurrentTask):
         if self.config.gate and settings.method in BASELINES:
             raise ConfigError(
                 f"gate is a setting of orthogonal methods, which {settings.method} is not. "
-                "Leave it out."
+                "Set gate=false, thin_gate=false and gate_encoder=true."
             )
         self.corpus = load(self.config, settings.seed)
         self.train = self._buckets(self.corpus.train, self.config.batch_size)
@@ -144,8 +144,9 @@ class Translation(RecurrentTask):
 
         Words that no batch had stay where they are.
         """
-        change = model.source.weight - self._first_embeddings
-        return float(change.norm() / self._first_embeddings.norm())
+        first = self._first_embeddings.double()
+        change = model.source.weight.double() - first
+        return float(change.norm() / first.norm())
 
     def at_end(self, model: nn.Module) -> dict[str, dict[str, float]]:
         if self.config.validation is not None:

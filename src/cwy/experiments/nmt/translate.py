@@ -5,9 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from textwrap import shorten
 
 from ..engine.config import ConfigError
 from .interpreter import Interpreter, Say, Translated
+
+NOTED_LETTERS = 60
+"""The most letters of a sentence in a note on it."""
 
 
 def translate(
@@ -43,8 +47,9 @@ def translate(
         return
     for text in texts or _lines():
         translation = interpreter.translate(text, beams)
+        beginning = shorten(text, NOTED_LETTERS, placeholder=" …")
         for note in translation.notes:
-            say(f"{text.strip()!r}: {note}.")
+            say(f"{beginning!r}: {note}.")
         print(translation.target, flush=True)
         if attention is not None:
             _draw(interpreter, translation, attention)
