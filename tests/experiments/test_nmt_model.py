@@ -404,6 +404,7 @@ def drawn(kind, nonlinearity, sizes, attends, device):
         ((33, 7, 5, 4), torch.bfloat16),
         ((33, 7, 5, 4), torch.float16),
         ((64, 2, 1, 1), torch.float32),
+        ((20, 45, 5, 2), torch.float32),
         ((1100, 45, 5, 4), torch.float32),
     ],
 )
