@@ -51,7 +51,8 @@ def prepare(stopping: Any) -> None:
     # A terminal sends it to all processes, and the sweep tells this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in (signal.SIGTERM, HANGUP):
-        if number is not None:
+        # Below nohup a closed terminal is ignored.
+        if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _heard)
     threading.Thread(target=_end_with_sweep, daemon=True).start()
 
