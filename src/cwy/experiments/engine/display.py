@@ -140,7 +140,13 @@ class Display:
         if split == "train":
             self._details = _words(metrics, DETAILS)
         else:
-            self._shown[split] = f"{split} {words.split()[-1]}"
+            # Its last metric. That of a loss needs no name.
+            *_, name, value = words.split()
+            if name == "loss":
+                name = split
+            else:
+                name = f"{split} {name}"
+            self._shown[split] = f"{name} {value}"
         if self._live is not None:
             self._draw(self._clock())
         elif split != "train" or step == self._total:
