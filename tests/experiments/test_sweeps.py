@@ -70,6 +70,8 @@ def test_a_sweep_tunes_on_validation_pairs_and_tests_the_best_epoch(pairs, tmp_p
     over = replace(place, end=0.0)
     later = replace(final, folder="later")
     assert "the time was over" in next(train([later], over, processes=1))
+    tamer = replace(wild_run, settings=(*wild_run.settings, "lr=1e-3"))
+    assert "failed" in next(train([tamer], place, processes=1)), "another run diverged there"
     every = [final, wild_run, later]
     lines = sweeps.lines(tmp_path, every)
     statuses = [json.loads(line)["status"] for line in lines]
@@ -104,8 +106,6 @@ def test_a_sweep_outlives_a_process_that_dies(pairs, tmp_path):
     runs = [Planned(f"run{seed}", "nmt/paper", "rnn", seed, settings) for seed in range(3)]
     endless = replace(runs[0], folder="endless", settings=(*settings, "epochs=100000"))
     log = tmp_path / "endless.log"
-    # An earlier sweep left it. The run has not begun in this one.
-    (tmp_path / "run1.log").touch()
 
     def kill():
         """Kill the process of the endless run whenever it has begun."""
@@ -128,12 +128,21 @@ def test_a_sweep_outlives_a_process_that_dies(pairs, tmp_path):
     ]
 
 
-def endless_sweep(pairs, out):
+def endless_settings(pairs):
+    """Settings of a run of the stage "gate" that does not end."""
+    (first, *_) = stages.gates([0])
+    return (*first.settings, f"file={pairs}", *TINY, "epochs=100000", "log_every=1")
+
+
+def endless_sweep(pairs, out, *options):
     """Start a sweep whose first run has begun and does not end. Return it with the run's folder."""
-    options = [f"--set={one}" for one in (f"file={pairs}", *TINY, "epochs=100000", "log_every=1")]
-    command = ["-m", "cwy.experiments.nmt.sweep", "gate", str(out), "--seeds", "0", *options]
+    shrunk = [f"--set={one}" for one in (f"file={pairs}", *TINY, "epochs=100000", "log_every=1")]
+    command = ["-m", "cwy.experiments.nmt.sweep", "gate", str(out), "--seeds", "0", *shrunk]
     process = subprocess.Popen(
-        [sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, *command, *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     folder = out / "gate" / "none-tanh-seed0"
     while not (folder / "metrics.jsonl").exists():
@@ -164,6 +173,55 @@ def test_the_processes_of_a_sweep_that_is_killed_save_their_runs_and_end(pairs, 
     process.communicate()
     assert not psutil.wait_procs(children, timeout=30)[1]
     assert list((folder / "checkpoints").iterdir())
+
+
+def test_a_process_that_is_stopped_alone_does_not_stop_its_run(pairs, tmp_path):
+    settings = (f"file={pairs}", *TINY, "validation=0.1", "final_test=false", "log_every=1")
+    runs = [Planned(f"run{seed}", "nmt/paper", "rnn", seed, settings) for seed in range(3)]
+
+    def stop_one():
+        while not (tmp_path / "run0" / "metrics.jsonl").exists():
+            time.sleep(0.01)
+        psutil.Process().children()[-1].terminate()
+
+    stopper = threading.Thread(target=stop_one)
+    stopper.start()
+    ended = sorted(line.partition(" s  ")[2] for line in train(runs, Place(tmp_path), processes=1))
+    stopper.join()
+    assert ended == [f"run{seed}: finished" for seed in range(3)]
+
+
+def test_a_sweep_stops_while_a_process_is_starting(pairs, tmp_path):
+    process, _ = endless_sweep(pairs, tmp_path, "--processes=2")
+    other = tmp_path / "gate" / "matrices-tanh-seed0" / "metrics.jsonl"
+    children = [
+        child
+        for child in psutil.Process(process.pid).children()
+        if "spawn_main" in " ".join(child.cmdline())
+    ]
+    if not other.exists():
+        # The second process is slow. A terminal sends Ctrl-C to all.
+        children[-1].suspend()
+    for child in (psutil.Process(process.pid), *children):
+        child.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    children[-1].resume()
+    output, error = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGINT
+    assert "Traceback" not in error
+    assert f"none-tanh-seed0: {STOPPED}" in output
+    assert not psutil.wait_procs(children, timeout=20)[1]
+
+
+def test_a_second_sweep_leaves_the_run_of_the_first_alone(pairs, tmp_path):
+    process, folder = endless_sweep(pairs, tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    same = Planned("gate/none-tanh-seed0", "nmt/small", "cwy", 0, endless_settings(pairs))
+    assert "another process is at the run" in next(train([same], Place(tmp_path), processes=1))
+    process.terminate()
+    output, _ = process.communicate(timeout=60)
+    assert f"none-tanh-seed0: {STOPPED}" in output
+    assert json.loads((folder / "config.json").read_text()) == config
 
 
 def test_every_network_of_the_sweep_has_settings_that_exist():

@@ -7,19 +7,25 @@ sweep itself is killed, its processes save their runs and end.
 from __future__ import annotations
 
 import multiprocessing
+import signal
 import time
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
-from typing import Any
+from collections import Counter, deque
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from typing import Self
 
 from .engine.signals import Stop, status
 from .sweeps import Place, Planned
-from .worker import PAUSE, prepare, running_file, train_one
+from .worker import HEARD, STOPPED, serve
 
 ATTEMPTS = 2
 """How often a run is begun if its process dies."""
+PAUSE = 0.1
+"""Seconds between two looks at whether a signal has come."""
 
 
 class SweepStopped(Exception):
@@ -34,60 +40,146 @@ def train(runs: Sequence[Planned], place: Place, processes: int) -> Iterator[str
     """Train runs, several at a time. Yield a line about each when it ends.
 
     A run that diverges or fails does not stop the others. A run that finished or diverged before
-    is not trained again, and one whose folder holds other settings fails. If a process dies, the
-    runs that it leaves are tried once more. A signal raises :class:`SweepStopped` when all that
-    had begun are saved.
+    is not trained again, and one whose folder holds other settings fails. If a process dies, its
+    run is tried once more. A signal raises :class:`SweepStopped` when all that had begun are
+    saved.
     """
     begin = time.time()
-    for run in runs:
-        # A sweep that was killed may have left them.
-        running_file(place.out, run).unlink(missing_ok=True)
-    attempts: Counter[Planned] = Counter()
-    left = list(runs)
-    # A forked process cannot use CUDA.
-    context = multiprocessing.get_context("spawn")
-    stopping = context.Event()
-    with Stop() as stop:
-        while left:
-            died = []
-            with ProcessPoolExecutor(processes, context, prepare, (stopping,)) as pool:
-                waiting = {pool.submit(train_one, run, place): run for run in left}
-                for done in _ended(waiting, stop, stopping):
-                    run = waiting[done]
-                    if isinstance(done.exception(), BrokenProcessPool):
-                        died.append(run)
-                    else:
-                        yield f"{time.time() - begin:6.0f} s  {run.folder}: {_status(done)}"
+    waiting = deque(runs)
+    deaths: Counter[Planned] = Counter()
+    with Stop() as stop, _Pool(processes) as pool:
+        while waiting or pool.is_busy:
             if stop.signal:
-                raise SweepStopped(stop.signal)
-            left = []
-            # A process that dies takes the whole pool with it. Most of these runs had not begun.
-            for run in died:
-                if running_file(place.out, run).exists():
-                    running_file(place.out, run).unlink()
-                    attempts[run] += 1
-            for run in died:
-                if attempts[run] < ATTEMPTS and any(attempts[one] for one in died):
-                    left.append(run)
-                else:
-                    yield f"{time.time() - begin:6.0f} s  {run.folder}: failed: its process died"
+                waiting.clear()
+                pool.stop()
+            while waiting and pool.is_free:
+                pool.begin(waiting.popleft(), place)
+            for run, ended in pool.ended():
+                if ended is None:
+                    deaths[run] += 1
+                    if deaths[run] < ATTEMPTS:
+                        waiting.append(run)
+                        continue
+                    ended = "failed: its process died"
+                if ended == STOPPED and not stop.signal and time.time() < place.stop:
+                    # Somebody stopped only its process.
+                    waiting.append(run)
+                    continue
+                yield f"{time.time() - begin:6.0f} s  {run.folder}: {ended}"
+        if stop.signal:
+            raise SweepStopped(stop.signal)
 
 
-def _ended(waiting: Iterable[Future[str]], stop: Stop, stopping: Any) -> Iterator[Future[str]]:
-    """Yield what ends. When a signal has come, cancel what has not begun, and stop the rest."""
-    left = set(waiting)
-    while left:
-        done, left = wait(left, timeout=PAUSE, return_when=FIRST_COMPLETED)
-        yield from done
-        if stop.signal and not stopping.is_set():
-            stopping.set()
-            left = {one for one in left if not one.cancel()}
+def print_all(runs: Sequence[Planned], place: Place, processes: int) -> int:
+    """Train runs, and print a line about each. Return how many failed."""
+    failures = 0
+    for line in train(runs, place, processes):
+        print(line, flush=True)
+        if ": failed" in line:
+            failures += 1
+    return failures
 
 
-def _status(done: Future[str]) -> str:
-    """Return how a run ended."""
-    error = done.exception()
-    if error is None:
-        return done.result()
-    reason = str(error).strip().partition("\n")[0]
-    return f"failed: {type(error).__name__}: {reason}"
+@dataclass
+class _Worker:
+    """Hold a process, the way to it, and the run that it trains."""
+
+    process: SpawnProcess
+    connection: Connection
+    run: Planned | None = None
+
+
+class _Pool:
+    """Hold processes that train runs. On exit they save what they train, and end.
+
+    Args:
+        processes: the most of them.
+    """
+
+    def __init__(self, processes: int) -> None:
+        # A forked process cannot use CUDA.
+        self._context = multiprocessing.get_context("spawn")
+        self._most = processes
+        self._idle: list[_Worker] = []
+        self._busy: dict[Connection, _Worker] = {}
+        self._is_stopped = False
+
+    @property
+    def is_busy(self) -> bool:
+        """Return whether a run is trained."""
+        return bool(self._busy)
+
+    @property
+    def is_free(self) -> bool:
+        """Return whether another run can begin."""
+        return len(self._busy) < self._most
+
+    def begin(self, run: Planned, place: Place) -> None:
+        """Let a process train a run."""
+        while self._idle:
+            worker = self._idle.pop()
+            try:
+                worker.connection.send((run, place))
+            except OSError:
+                # It has ended in the meantime.
+                continue
+            break
+        else:
+            worker = self._started()
+            worker.connection.send((run, place))
+        worker.run = run
+        self._busy[worker.connection] = worker
+
+    def ended(self) -> Iterator[tuple[Planned, str | None]]:
+        """Wait a moment. Yield the runs that end and how, None if their process died."""
+        for connection in wait(list(self._busy), PAUSE):
+            worker = self._busy.pop(connection)  # pyrefly: ignore
+            run = worker.run
+            assert run is not None
+            try:
+                answer = worker.connection.recv()
+            except (EOFError, OSError):
+                yield run, None
+            else:
+                self._idle.append(worker)
+                yield run, answer
+
+    def stop(self) -> None:
+        """Ask all that train to save their runs and end, once."""
+        if not self._is_stopped:
+            self._is_stopped = True
+            for worker in self._busy.values():
+                worker.process.terminate()
+
+    def _started(self) -> _Worker:
+        connection, other = self._context.Pipe()
+        process = self._context.Process(target=serve, args=(other,))
+        with _blocked_signals():
+            process.start()
+        other.close()
+        return _Worker(process, connection)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+        for worker in (*self._idle, *self._busy.values()):
+            worker.connection.close()
+            worker.process.join()
+
+
+@contextmanager
+def _blocked_signals() -> Generator[None]:
+    """Block signals that a new process inherits as blocked, until it can heed them."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, HEARD)
+    # The first process starts this one, which unblocks signals.
+    resource_tracker.ensure_running()
+    signal.pthread_sigmask(signal.SIG_BLOCK, HEARD)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
-import os
 import shutil
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import torch
 from rich.console import Console
@@ -33,47 +33,60 @@ STOPPED = "stopped, and saved"
 KEPT = (CONFIG, METRICS, RECORD, DIVERGED)
 """The files of a run that are kept. Its weights are large."""
 PAUSE = 0.1
-"""Seconds between two looks at whether the sweep is stopped."""
+"""Seconds between two looks at whether a run is to stop."""
+HEARD = [number for number in (signal.SIGINT, signal.SIGTERM, HANGUP) if number is not None]
+"""The signals that stop a sweep."""
 
-_stopping: Any = threading.Event()
-"""Is set when the sweep is stopped. All processes share it."""
 _leaving = threading.Event()
-"""Is set when this process is to end."""
-_training = threading.Lock()
-"""Is held while a run is trained."""
+"""Is set when this process is to save its run and end."""
+_trains = threading.Event()
+"""Is set while this process trains a run, and until it has answered."""
 
 
-def prepare(stopping: Any) -> None:
-    """Prepare a process of the pool."""
-    global _stopping
-    _stopping = stopping
+def serve(connection: Connection) -> None:
+    """Train the runs that come, and answer how each ended. End when the sweep has ended."""
     torch.set_num_threads(1)
-    # A terminal sends it to all processes, and the sweep tells this one.
+    # A terminal sends it to all processes, and the sweep sends SIGTERM.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for number in (signal.SIGTERM, HANGUP):
+    for number in HEARD:
         # Below nohup a closed terminal is ignored.
-        if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, _heard)
-    threading.Thread(target=_end_with_sweep, daemon=True).start()
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _leave)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HEARD)
+    threading.Thread(target=_leave_after_sweep, daemon=True).start()
+    # The sweep closes its end, or is gone.
+    with suppress(EOFError, OSError):
+        while not _leaving.is_set():
+            run, place = connection.recv()
+            _trains.set()
+            connection.send(_answer(run, place))
+            _trains.clear()
 
 
-def _heard(number: int, frame: FrameType | None) -> None:
-    threading.Thread(target=_leave, daemon=True).start()
+def _leave(number: int, frame: FrameType | None) -> None:
+    _leaving.set()
+    if not _trains.is_set():
+        sys.exit()
 
 
-def _end_with_sweep() -> None:
-    """End this process when that of the sweep has ended."""
+def _leave_after_sweep() -> None:
+    """Save the run and end when the process of the sweep has ended."""
     sweep = multiprocessing.parent_process()
     if sweep is not None:
         sweep.join()
-        _leave()
+        _leaving.set()
 
 
-def _leave() -> None:
-    """Let the run be saved, and end this process."""
-    _leaving.set()
-    with _training:
-        os._exit(1)
+def _answer(run: Planned, place: Place) -> str:
+    """Train a run, and return how it ended."""
+    try:
+        return train_one(run, place)
+    except Exception as error:
+        reason = str(error).strip().partition("\n")[0]
+        return f"failed: {type(error).__name__}: {reason}"
+    finally:
+        _free_memory()
 
 
 class Deadline(Stop):
@@ -81,7 +94,7 @@ class Deadline(Stop):
 
     @contextmanager
     def until(self, moment: float) -> Generator[None]:
-        """Ask at this moment, as :func:`time.time` counts, or when the sweep is stopped."""
+        """Ask at this moment, as :func:`time.time` counts, or when this process is to end."""
         ended = threading.Event()
         watcher = threading.Thread(target=self._watch, args=(moment, ended), daemon=True)
         watcher.start()
@@ -98,27 +111,18 @@ class Deadline(Stop):
 
     def _watch(self, moment: float, ended: threading.Event) -> None:
         while not ended.wait(PAUSE):
-            if _is_stopped() or time.time() > moment:
+            if _leaving.is_set() or time.time() > moment:
                 self.signal = signal.SIGTERM
                 return
-
-
-def _is_stopped() -> bool:
-    return _stopping.is_set() or _leaving.is_set()
 
 
 def _log(out: Path, run: Planned) -> Path:
     return out / f"{run.folder}.log"
 
 
-def running_file(out: Path, run: Planned) -> Path:
-    """Return a file that exists while the run is trained."""
-    return out / f"{run.folder}.running"
-
-
 def train_one(run: Planned, place: Place) -> str:
     """Train one run in this process, unless it has ended. Return how it ended, in words."""
-    folder = place.out / run.folder
+    folder = Folder(place.out / run.folder)
     request = runner.Sweep(
         run.what,
         methods=(run.method,),
@@ -126,61 +130,51 @@ def train_one(run: Planned, place: Place) -> str:
         assignments=run.settings,
         device=place.device,
         precision=place.precision,
-        out=folder,
+        out=folder.path,
     )
-    begun = folder.is_dir() and Folder(folder).last_checkpoint() is not None
-    reason = _reason_against(run, place, request, begun)
+    (wanted,) = request.settings()
+    reason = _reason_against(run, place, wanted)
     if reason is not None:
         return reason
-    if not begun:
-        # What a run that was killed left behind.
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.parent.mkdir(parents=True, exist_ok=True)
-    running = running_file(place.out, run)
-    with _training:
-        running.touch()
-        try:
-            ended = _begin(request, folder, begun, _log(place.out, run), place.stop)
-            if ended != STOPPED:
-                _drop_weights(folder)
-        finally:
-            running.unlink()
-            _free_memory()
+    folder.path.parent.mkdir(parents=True, exist_ok=True)
+    ended = _begin(request, folder, _log(place.out, run), place.stop)
+    if folder.diverged or read(place.out, run) is not None:
+        _drop_weights(folder.path)
     return ended
 
 
-def _reason_against(run: Planned, place: Place, request: runner.Sweep, begun: bool) -> str | None:
+def _reason_against(run: Planned, place: Place, wanted: Settings) -> str | None:
     """Return why a run is not to be trained, in words, or None."""
-    folder = place.out / run.folder
+    folder = Folder(place.out / run.folder)
     record = read(place.out, run)
     there = None
-    if record is not None:
+    if folder.exists:
+        there = folder.settings()
+    elif record is not None:
         there = Settings.from_dict(record["config"])
-    elif begun:
-        there = Folder(folder).settings()
     if there is not None:
-        (wanted,) = request.settings()
         differ = differences(there.to_dict(), wanted.to_dict())
         if differ:
-            return f"failed: {folder} holds another run: {', '.join(differ)}. Choose another folder"
+            return (
+                f"failed: {folder.path} holds another run: {', '.join(differ)}. "
+                "Choose another folder"
+            )
     if record is not None:
         return "was finished"
-    if (folder / DIVERGED).is_file():
+    if folder.diverged:
         return "diverged before"
     if time.time() > min(place.end, place.stop):
         return "not started, the time was over"
-    if _is_stopped():
-        return "not started, the sweep was stopped"
     return None
 
 
-def _begin(request: runner.Sweep, folder: Path, begun: bool, log: Path, stop: float) -> str:
+def _begin(request: runner.Sweep, folder: Folder, log: Path, stop: float) -> str:
     """Train a run, or go on with one that has begun. Return how it ended, in words."""
     deadline = Deadline()
     try:
         with log.open("a", encoding="utf-8") as lines, deadline.until(stop):
-            if begun:
-                runner.resume(folder, request.device, Console(file=lines), deadline)
+            if folder.exists:
+                runner.resume(folder.path, request.device, Console(file=lines), deadline)
             else:
                 runner.train(request, Console(file=lines), deadline)
     except Stopped:

@@ -23,16 +23,17 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ..engine.config import ConfigError, choose
 from ..engine.runner import check_device
+from ..engine.signals import outlast
 from ..engine.task import PRECISIONS, settings
-from ..pool import SweepStopped, train
-from ..sweeps import Place, Planned, lines, merge, restore
+from ..pool import SweepStopped, print_all
+from ..sweeps import Place, lines, merge, restore
 from .networks import GROUPS, Network, select
 from .stages import DROPOUTS, RESCUES, STAGES, Selection
 
@@ -141,26 +142,16 @@ def main() -> None:
     now = time.time()
     place = Place(given.out, given.device, given.precision, now + given.seconds, now + given.stop)
     try:
-        failures = _train(runs, place, given.processes)
+        failures = print_all(runs, place, given.processes)
+    except SweepStopped as stopped:
+        print(stopped, file=sys.stderr)
+        sys.exit(stopped.status)
     finally:
         merge(given.out / f"{given.stage}.jsonl", lines(given.out, runs))
     if failures:
         sys.exit(f"runs that failed: {failures}. The lines above state why.")
 
 
-def _train(runs: Sequence[Planned], place: Place, processes: int) -> int:
-    """Train runs and print how each ends. Return how many failed."""
-    failures = 0
-    try:
-        for line in train(runs, place, processes):
-            print(line, flush=True)
-            if ": failed" in line:
-                failures += 1
-    except SweepStopped as stopped:
-        print(stopped, file=sys.stderr)
-        sys.exit(stopped.status)
-    return failures
-
-
 if __name__ == "__main__":
+    outlast()
     main()

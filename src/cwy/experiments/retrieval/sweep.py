@@ -24,7 +24,8 @@ from typing import Any
 import torch
 
 from ..engine import task
-from ..pool import SweepStopped, train
+from ..engine.signals import outlast
+from ..pool import SweepStopped, print_all
 from ..sweeps import Place, Planned, read
 from . import sentences, weights
 from .recipes import METHODS
@@ -172,8 +173,9 @@ def main() -> None:
 
     def train_all(runs: Sequence[Planned], processes: int) -> None:
         with_settings = [replace(run, settings=(*run.settings, *given.set)) for run in runs]
-        for line in train(with_settings, place, processes):
-            print(line, flush=True)
+        failures = print_all(with_settings, place, processes)
+        if failures:
+            sys.exit(f"runs that failed: {failures}. The lines above state why.")
 
     prepare(given.set)
     alone = timings(methods)
@@ -192,6 +194,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    outlast()
     try:
         main()
     except SweepStopped as stopped:
