@@ -171,7 +171,7 @@ class _Pool:
 
 @contextmanager
 def _blocked_signals() -> Generator[None]:
-    """Block signals that a new process inherits as blocked, until it can heed them."""
+    """Keep signals from a process that is started here. It unblocks them when it heeds them."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
