@@ -106,7 +106,12 @@ def test_values_are_read_by_the_type_of_their_field():
         ("copying", "cwy", "lr=fast", "lr must be a number, got 'fast'"),
         ("copying", "cwy", "lr=-1", "lr must be positive and finite, got -1.0"),
         ("copying", "cwy", "lr=nan", "lr must be positive and finite"),
-        ("copying", "cwy", "clip=0", "clip must be positive and finite, got 0.0. Set clip=none"),
+        (
+            "copying",
+            "cwy",
+            "clip=0",
+            "clip must be positive and finite, got 0.0. It may also be none",
+        ),
         ("copying", "cwy", "batch_size=1.5", "batch_size must be a whole number, got '1.5'"),
         ("copying", "cwy", "batch_size=none", "batch_size must be a whole number"),
         ("copying", "cwy", "optimizer=adan", "Did you mean 'adam'"),

@@ -2,6 +2,9 @@
 
 A signal stops a sweep. Runs that have begun are saved, and the next sweep goes on with them. If the
 sweep itself is killed, its processes save their runs and end.
+
+Each process has a pipe of its own. With an executor of ``concurrent.futures`` one process that dies
+takes all others with it.
 """
 
 from __future__ import annotations
@@ -20,12 +23,10 @@ from typing import Self
 
 from .engine.signals import Stop, status
 from .sweeps import Place, Planned
-from .worker import HEARD, STOPPED, serve
+from .worker import HEARD, PAUSE, STOPPED, serve
 
 ATTEMPTS = 2
 """How often a run is begun if its process dies."""
-PAUSE = 0.1
-"""Seconds between two looks at whether a signal has come."""
 
 
 class SweepStopped(Exception):
@@ -88,6 +89,11 @@ class _Worker:
     connection: Connection
     run: Planned | None = None
 
+    def leave(self) -> None:
+        """Close the way to the process, which then ends, and wait for that."""
+        self.connection.close()
+        self.process.join()
+
 
 class _Pool:
     """Hold processes that train runs. On exit they save what they train, and end.
@@ -122,6 +128,7 @@ class _Pool:
                 worker.connection.send((run, place))
             except OSError:
                 # It has ended in the meantime.
+                worker.leave()
                 continue
             break
         else:
@@ -139,6 +146,7 @@ class _Pool:
             try:
                 answer = worker.connection.recv()
             except (EOFError, OSError):
+                worker.leave()
                 yield run, None
             else:
                 self._idle.append(worker)
@@ -165,8 +173,7 @@ class _Pool:
     def __exit__(self, *_: object) -> None:
         self.stop()
         for worker in (*self._idle, *self._busy.values()):
-            worker.connection.close()
-            worker.process.join()
+            worker.leave()
 
 
 @contextmanager

@@ -33,7 +33,7 @@ STOPPED = "stopped, and saved"
 KEPT = (CONFIG, METRICS, RECORD, DIVERGED)
 """The files of a run that are kept. Its weights are large."""
 PAUSE = 0.1
-"""Seconds between two looks at whether a run is to stop."""
+"""Seconds between two looks at whether a run or a sweep is to stop."""
 HEARD = [number for number in (signal.SIGINT, signal.SIGTERM, HANGUP) if number is not None]
 """The signals that stop a sweep."""
 

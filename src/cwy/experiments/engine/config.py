@@ -124,7 +124,7 @@ def _check_value(of: Field, value: Any) -> None:
     if number and not 0 < value < math.inf:
         hint = ""
         if of.default is None:
-            hint = f" Set {of.name}=none to do without."
+            hint = " It may also be none."
         raise ConfigError(f"{of.name} must be positive and finite, got {_cut(value)}.{hint}")
     if isinstance(value, str) and not value.isprintable():
         raise ConfigError(

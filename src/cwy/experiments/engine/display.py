@@ -140,7 +140,7 @@ class Display:
         if split == "train":
             self._details = _words(metrics, DETAILS)
         else:
-            # Its last metric. That of a loss needs no name.
+            # Only the last metric is shown. A loss needs no name.
             *_, name, value = words.split()
             if name == "loss":
                 name = split

@@ -1,6 +1,6 @@
 """The stages of the comparison of translation. Each is a list of runs.
 
-Settings are chosen on validation pairs. Only final runs read the test pairs.
+Runs that choose a setting are compared on validation pairs, and never read the test pairs.
 """
 
 from __future__ import annotations

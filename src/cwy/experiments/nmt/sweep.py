@@ -71,10 +71,10 @@ def _records(text: str) -> list[str]:
 
 
 def _count(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be 1 or more, got {number}.")
-    return number
+    """Read an argument that is a positive whole number."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number from 1 on, got {text}.")
+    return int(text)
 
 
 def _arguments() -> argparse.ArgumentParser:
