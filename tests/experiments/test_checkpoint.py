@@ -22,9 +22,11 @@ from safetensors.torch import save_file
 
 from cwy.experiments.engine import checkpoint
 from cwy.experiments.engine.display import Display
+from cwy.experiments.engine.distributed import Group
 from cwy.experiments.engine.folder import read_weights
-from cwy.experiments.engine.monitor import Diverged
+from cwy.experiments.engine.monitor import Diverged, Guard
 from cwy.experiments.engine.runner import RunError
+from cwy.optim import Joint
 from tests.helpers.cli import ENV, cwy, program
 from tests.helpers.errors import assert_one_line
 from tests.helpers.runs import arguments, loop, numbers, resume, rows, same, weights
@@ -298,6 +300,33 @@ def test_a_gradient_that_is_not_finite_stops_the_run_before_its_step(tmp_path):
         "step-00000007.pt"
     ]
     assert [row["step"] for row in rows(tmp_path / "run")] == [5, 10]
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_weights_stay_from_the_first_bad_step_on(device):
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)).to(device)
+    fused = torch.optim.Adam(model[0].parameters(), fused=True, capturable=device == "cuda")
+    optimizer = Joint([fused, torch.optim.SGD(model[1].parameters(), lr=0.1)])
+    guard = Guard(model, optimizer, torch.device(device))
+    states = []
+    for factor in (1.0, 1.0, torch.nan, 1.0):
+        loss = model(torch.ones(2, 3, device=device)).square().mean()
+        loss.backward()
+        model[0].bias.grad[1] *= factor
+        guard.screen(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        remembered = {
+            f"{number} {name}": value
+            for number, state in fused.state_dict()["state"].items()
+            for name, value in state.items()
+        }
+        states.append(deepcopy({**model.state_dict(), **remembered}))
+    assert not same(states[0], states[1])
+    assert same(states[1], states[2])
+    assert same(states[1], states[3])
+    with pytest.raises(Diverged, match="of step 3 was not finite"):
+        guard.check(4, Group(device), print)
 
 
 def test_a_step_to_infinity_reaches_no_file(tmp_path):

@@ -69,7 +69,7 @@ class Loop:
             torch.manual_seed(settings.seed + group.rank)
         self.optimizer = optimizers.build(self.model, self.config)
         self.meter = Meter(self.device)
-        self.guard = Guard(self.model, self.device)
+        self.guard = Guard(self.model, self.optimizer, self.device)
         crossings: dict[str, int | None] = {f"{value:g}": None for value in self.task.crossings}
         self.state = State(settings.to_dict(), crossings=crossings)
         # As it is now, because the code may change during the run.

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from .distributed import Group
 from .files import Damaged
-from .optimizers import worst_orthogonality
+from .optimizers import skip_steps, worst_orthogonality
 
 ORTHOGONALITY_WARNING = 1e-4
 ORTHOGONALITY_LIMIT = 1e-2
@@ -130,14 +130,19 @@ class Meter:
 class Guard:
     """Keep non-finite values from the weights, and check how orthogonal the weights are.
 
-    All gradients are zero from the first step whose loss or gradient is not finite. This is decided
-    on the device. The loop finds out at the next reading.
+    From the first step whose loss or gradient is not finite, fused optimizers take no step, and all
+    others have gradients of zero. This is decided on the device. The loop finds out at the next
+    reading.
     """
 
-    def __init__(self, model: nn.Module, device: torch.device) -> None:
+    def __init__(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device
+    ) -> None:
         self.model = model
         self.parameters = list(model.parameters())
-        self.bad = torch.zeros((), dtype=torch.bool, device=device)
+        self.bad = torch.zeros((), dtype=torch.float32, device=device)
+        # To zero all gradients would be two more passes over them.
+        self.zeroed = skip_steps(optimizer, self.bad)
         self.bad_steps = torch.zeros((), dtype=torch.int64, device=device)
         self.checked_step = -1
         self.error: float | None = None
@@ -148,10 +153,12 @@ class Guard:
         """Check the loss and the gradients of a step before the optimizer takes it."""
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         largest = nn.utils.get_total_norm(gradients, norm_type=torch.inf)
-        self.bad |= ~torch.isfinite(largest + loss)
-        for gradient in gradients:
-            gradient.masked_fill_(self.bad, 0)
-        self.bad_steps += self.bad
+        self.bad.masked_fill_(~torch.isfinite(largest + loss), 1)
+        bad = self.bad.bool()
+        for parameter in self.zeroed:
+            if parameter.grad is not None:
+                parameter.grad.masked_fill_(bad, 0)
+        self.bad_steps += bad
 
     def check(self, step: int, group: Group, say: Callable[[str], object]) -> float | None:
         """Return the orthogonality error after a step, or None where nothing is constrained.

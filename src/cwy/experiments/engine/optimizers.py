@@ -68,6 +68,27 @@ def build(model: nn.Module, config: Config) -> torch.optim.Optimizer:
     return optimizer
 
 
+def skip_steps(optimizer: torch.optim.Optimizer, when: Tensor) -> list[Tensor]:
+    """Let fused optimizers skip each step at which ``when`` is 1, as a gradient scaler does.
+
+    A skipped step changes neither the weights nor what the optimizer remembers.
+
+    Args:
+        optimizer: one of a kind, or several as one.
+        when: 0 or 1, a float32 scalar on the device of the weights. It is read at each step.
+
+    Returns:
+        The parameters of the other optimizers, which take every step.
+    """
+    others: list[Tensor] = []
+    for part in getattr(optimizer, "parts", [optimizer]):
+        if part.defaults.get("fused"):
+            part.found_inf = when
+        else:
+            others += [p for group in part.param_groups for p in group["params"]]
+    return others
+
+
 def load(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     """Load a state dict, perhaps from another device.
 
