@@ -91,7 +91,7 @@ def encoded(core, x):
             states.append(advanced(core, word.unsqueeze(0), states[-1]))
         return torch.cat(states[1:]), states[-1]
     if isinstance(core, nn.LSTM):
-        x = torch.cat([x, x.new_zeros(len(x), 1)], -1)
+        x = torch.cat([x, x.new_zeros(len(x), core.input_size - x.shape[-1])], -1)
     states, last = core(x.unsqueeze(1))
     return states.squeeze(1), tuple(part[0] for part in last) if isinstance(last, tuple) else last[
         0
@@ -541,8 +541,9 @@ def test_a_start_is_scaled_where_it_is_set():
     for key, value in full.items():
         expected = value * factors.get(key, 1)
         if key == "encoder.core.weight_ih_l0":
-            # The column that marks padding stays.
-            expected[:, -1] = value[:, -1]
+            # The columns after those of the embedding stay.
+            features = full["source.weight"].shape[-1]
+            expected[:, features:] = value[:, features:]
         torch.testing.assert_close(scaled[key], expected.to(value.dtype), rtol=1e-12, atol=0)
 
 

@@ -14,7 +14,7 @@ from ...many import together
 from ...ops._precision import autocast_dtype, without_tf32
 from ..engine.config import ConfigError
 from . import fused
-from .cells import CellWeights, Encoder, GatedCell, cell, read_weights
+from .cells import ALIGNED, CellWeights, Encoder, GatedCell, cell, read_weights
 from .pointwise import Pointwise, State
 from .recipes import NmtConfig
 from .repeated_product import RepeatedProduct
@@ -87,11 +87,11 @@ class Translator(nn.Module):
     def _read_out(self, states: Tensor) -> Tensor:
         """Return the logits of states.
 
-        The fastest products in half precision need sides that are multiples of 8. So under autocast
-        words without a meaning are added, and cut off again.
+        Under autocast words without a meaning are added, and cut off again, so that the product has
+        the best sides.
         """
         half = autocast_dtype(self.readout.weight)
-        missing = -len(self.vocabularies.target) % 8
+        missing = -len(self.vocabularies.target) % ALIGNED
         if missing == 0 or half == self.readout.weight.dtype:
             return self.readout(states)
         weight = pad(self.readout.weight.to(half), (0, 0, 0, missing))
