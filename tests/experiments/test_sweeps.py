@@ -235,6 +235,8 @@ def test_every_network_of_the_sweep_has_settings_that_exist():
         *stages.commons(networks.SEEDS),
         *stages.decays(networks.NETWORKS, stages.DROPOUTS, networks.SEEDS),
         *stages.gates(networks.SEEDS),
+        *stages.trials(networks.CONTENDERS, stages.DECAYING),
+        *stages.finals(networks.CONTENDERS, points, networks.SEEDS, stages.DECAYING),
     ]
     assert len({one.folder for one in every}) == len(every)
     for one in every:
@@ -251,7 +253,9 @@ def test_every_network_of_the_sweep_has_settings_that_exist():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (("final",), "no run of these networks"),
+        (("final",), "It needs the runs of tune,"),
+        (("final-decay",), "It needs the runs of tune-decay,"),
+        (("tune-decay", "--networks", "rivals"), "no run of these networks"),
         (("decay", "--networks", "exprnn-relu"), "no run of these networks"),
         (("decay", "--networks", "lsmt"), "unknown network 'lsmt'"),
         (("best-rate", "--rescues", "some"), "unknown rescue 'some'"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from ..engine.config import choose
@@ -122,7 +123,14 @@ DECAYED = (
     _gated("tanh", 256, "gate-thin", THIN),
     _gated("tanh", 128, "gate-thin", THIN),
 )
-"""The networks of the stage with a learning rate that decays. The gated ones have no search."""
+"""The networks of the stage with a learning rate that decays, at one point for all."""
+CONTENDERS = (
+    Network("lstm", "lstm"),
+    Network("gru", "gru"),
+    replace(_gated("tanh", 256, "gate-thin", THIN), points=POINTS),
+    replace(_gated("tanh", 512, "gate-thin", THIN), like="cwy-256-tanh-gate-thin"),
+)
+"""The networks of the search with a learning rate that decays."""
 GROUPS = {
     "baselines": BASELINES,
     "orthogonal": ORTHOGONAL,
@@ -132,6 +140,12 @@ GROUPS = {
     "decay": DECAYED,
 }
 NETWORKS = tuple(dict.fromkeys(network for group in GROUPS.values() for network in group))
+
+
+def contenders(networks: Iterable[Network]) -> list[Network]:
+    """Return those of :data:`CONTENDERS` that have the names of these networks."""
+    names = {network.name for network in networks}
+    return [network for network in CONTENDERS if network.name in names]
 
 
 def select(names: str) -> tuple[Network, ...]:

@@ -17,6 +17,7 @@ from ..sweeps import Planned, read
 from . import recipes
 from .networks import (
     BASELINES,
+    CONTENDERS,
     DECAYED,
     DROPOUT,
     NETWORKS,
@@ -25,6 +26,7 @@ from .networks import (
     SEEDS,
     THIN,
     Network,
+    contenders,
     cwy_network,
 )
 
@@ -37,13 +39,6 @@ ENDS_EARLY = "patience=2"
 """A final run ends when two epochs in a row are not better. The best one is tested anyway."""
 QUIET = ("save_every=1000000", "log_every=200")
 """No checkpoints, and a short log."""
-SPACE = {
-    "lr": (3e-4, 4e-3),
-    "orthogonal_lr": (1e-4, 1e-2),
-    "embedding_scale": (0.03, 1.0),
-    "input_scale": (0.5, 4.0),
-}
-"""What is searched, uniformly in the logarithm."""
 DROPOUTS = (0.3, 0.5)
 """Of the stage with a learning rate that decays."""
 SCALES = (1, 0.2, 0.05)
@@ -87,11 +82,58 @@ RESCUED = (
 )
 
 
-def point(number: int, network: Network) -> tuple[str, ...]:
-    """Return a point of the search, as settings. It is the same for every network."""
-    drawn = torch.quasirandom.SobolEngine(len(SPACE), scramble=True, seed=0).draw(number + 1)
+@dataclass(frozen=True)
+class Search:
+    """Describe a quasi-random search.
+
+    Attributes:
+        folder: of its runs.
+        final: how the names of the final runs at its best points begin.
+        space: what is searched, uniformly in the logarithm.
+        settings: of its runs, apart from their point.
+        final_settings: of the final runs, apart from their point.
+    """
+
+    folder: str
+    final: str
+    space: dict[str, tuple[float, float]]
+    settings: tuple[str, ...]
+    final_settings: tuple[str, ...] = ()
+
+
+SHORT = Search(
+    folder="tuning",
+    final="tuned",
+    space={
+        "lr": (3e-4, 4e-3),
+        "orthogonal_lr": (1e-4, 1e-2),
+        "embedding_scale": (0.03, 1.0),
+        "input_scale": (0.5, 4.0),
+    },
+    settings=("epochs=2",),
+)
+"""Two epochs at each point."""
+DECAYING = Search(
+    folder="tuning-decay",
+    final="tuned-decay",
+    space={
+        "lr": (5e-4, 5e-3),
+        "orthogonal_lr": (5e-4, 5e-3),
+        "embedding_scale": (0.05, 1.0),
+        "dropout": (0.1, 0.5),
+    },
+    settings=(WARM, ENDS_EARLY),
+    final_settings=(WARM,),
+)
+"""Up to ten epochs at each point, with a learning rate that decays."""
+
+
+def point(number: int, network: Network, search: Search = SHORT) -> tuple[str, ...]:
+    """Return a point of a search, as settings. It is the same for every network."""
+    space = search.space
+    drawn = torch.quasirandom.SobolEngine(len(space), scramble=True, seed=0).draw(number + 1)
     found = []
-    for (name, (low, high)), part in zip(SPACE.items(), drawn[-1].tolist(), strict=True):
+    for (name, (low, high)), part in zip(space.items(), drawn[-1].tolist(), strict=True):
         value = low * math.exp(part * math.log(high / low))
         if name == "orthogonal_lr":
             value *= network.orthogonal_factor
@@ -99,31 +141,21 @@ def point(number: int, network: Network) -> tuple[str, ...]:
     return tuple(found)
 
 
-def trials(networks: Iterable[Network]) -> list[Planned]:
-    """Return the runs of the search. All networks come with one point before the next."""
+def trials(networks: Iterable[Network], search: Search = SHORT) -> list[Planned]:
+    """Return the runs of a search. All networks come with one point before the next."""
     return [
-        _trial(network, number)
+        _trial(network, number, search)
         for number in range(POINTS)
         for network in networks
         if number < network.points
     ]
 
 
-def _trial(network: Network, number: int) -> Planned:
-    return Planned(
-        f"tuning/{network.name}-{number}",
-        "nmt/paper",
-        network.method,
-        SEEDS[0],
-        (
-            *network.settings,
-            *point(number, network),
-            HELD_OUT,
-            UNTESTED,
-            "epochs=2",
-            *QUIET,
-        ),
-    )
+def _trial(network: Network, number: int, search: Search) -> Planned:
+    start = point(number, network, search)
+    settings = (*network.settings, *start, HELD_OUT, UNTESTED, *search.settings, *QUIET)
+    folder = f"{search.folder}/{network.name}-{number}"
+    return Planned(folder, "nmt/paper", network.method, SEEDS[0], settings)
 
 
 def lowest(record: dict[str, Any] | None) -> float:
@@ -133,12 +165,13 @@ def lowest(record: dict[str, Any] | None) -> float:
     return record["best"]["value"]
 
 
-def best_points(out: Path, networks: Iterable[Network]) -> dict[str, int]:
+def best_points(out: Path, networks: Iterable[Network], search: Search = SHORT) -> dict[str, int]:
     """Return the number of the best point of each network that has finished runs."""
     found = {}
     for network in networks:
         losses = {
-            number: lowest(read(out, _trial(network, number))) for number in range(network.points)
+            number: lowest(read(out, _trial(network, number, search)))
+            for number in range(network.points)
         }
         finished = {number: loss for number, loss in losses.items() if math.isfinite(loss)}
         if finished:
@@ -147,7 +180,10 @@ def best_points(out: Path, networks: Iterable[Network]) -> dict[str, int]:
 
 
 def finals(
-    networks: Iterable[Network], points: dict[str, int], seeds: Sequence[int]
+    networks: Iterable[Network],
+    points: dict[str, int],
+    seeds: Sequence[int],
+    search: Search = SHORT,
 ) -> list[Planned]:
     """Return the final runs. All networks come with one seed before the next."""
     runs = []
@@ -156,8 +192,8 @@ def finals(
             number = points.get(network.like or network.name)
             if seed not in network.seeds or number is None:
                 continue
-            start = point(number, network)
-            runs.append(_trained(f"tuned-{network.name}", network, start, seed))
+            start = (*point(number, network, search), *search.final_settings)
+            runs.append(_trained(f"{search.final}-{network.name}", network, start, seed))
     return runs
 
 
@@ -246,8 +282,8 @@ class Selection:
 
     Attributes:
         out: the folder of the sweep, with the runs of the search.
-        networks: for tune, final and decay.
-        seeds: for final, common, decay and gate.
+        networks: for tune, final, decay, tune-decay and final-decay.
+        seeds: for final, common, decay, gate and final-decay.
         rescues: for best-rate, by name.
         dropouts: for decay.
     """
@@ -270,5 +306,12 @@ STAGES: dict[str, Callable[[Selection], list[Planned]]] = {
     "common": lambda chosen: commons(chosen.seeds),
     "decay": lambda chosen: decays(chosen.networks, chosen.dropouts, chosen.seeds),
     "gate": lambda chosen: gates(chosen.seeds),
+    "tune-decay": lambda chosen: trials(contenders(chosen.networks), DECAYING),
+    "final-decay": lambda chosen: finals(
+        contenders(chosen.networks),
+        best_points(chosen.out, CONTENDERS, DECAYING),
+        chosen.seeds,
+        DECAYING,
+    ),
 }
 """The runs of each stage, by its name."""

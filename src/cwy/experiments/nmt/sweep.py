@@ -13,6 +13,9 @@
 7. "decay": the same with a learning rate that decays, for more networks, with
    two amounts of dropout.
 8. "gate": forms of a gate in small networks, compared on validation pairs.
+9. "tune-decay": the search again for the networks that come close to each
+   other. A point has up to ten epochs, a learning rate that decays, and dropout.
+10. "final-decay": these networks, each at its best point.
 
 python -m cwy.experiments.nmt.sweep STAGE OUT [--device cuda] [...]
 """
@@ -94,10 +97,14 @@ def _arguments() -> argparse.ArgumentParser:
         "--networks",
         type=named_networks,
         default=",".join(GROUPS),
-        help=f"names or groups, for tune, final and decay. Groups: {', '.join(GROUPS)}",
+        help="names or groups, for tune, final, decay, tune-decay and final-decay. "
+        f"Groups: {', '.join(GROUPS)}",
     )
     parser.add_argument(
-        "--seeds", type=_each(int), default="0,1,2", help="for final, common, decay and gate"
+        "--seeds",
+        type=_each(int),
+        default="0,1,2",
+        help="for final, common, decay, gate and final-decay",
     )
     parser.add_argument(
         "--rescues",
@@ -131,8 +138,9 @@ def main() -> None:
     ]
     if not runs:
         reason = f"the stage {given.stage} has no run of these networks and seeds."
-        if given.stage == "final":
-            reason += " It needs the runs of tune, in the same folder or by --known."
+        if given.stage.startswith("final"):
+            search = given.stage.replace("final", "tune")
+            reason += f" It needs the runs of {search}, in the same folder or by --known."
         parser.error(reason)
     for run in runs:
         try:
