@@ -178,6 +178,40 @@ def step_ms(network: str, kind: str = "graph", precision: str = "float32") -> fl
     return line("h200/translation-pace", f"{network} {precision}")[f"{kind}_ms"]
 
 
+CONTENDERS = {"float32": "nmt/float32-decay", "bfloat16": "nmt/tuned-decay"}
+"""How the runs of the second search begin, by their precision."""
+
+
+def contender(network: str, precision: str = "bfloat16") -> Runs:
+    """Return the runs of a network of translation at its best point of the second search."""
+    return runs(f"{CONTENDERS[precision]}-{network}-seed*")
+
+
+def of_lstm(network: str, kind: str = "graph", precision: str = "float32") -> str:
+    """Write the time of a training step of translation as a percentage of the LSTM's."""
+    return _share(step_ms(network, kind, precision), step_ms("lstm", kind, precision))
+
+
+def to_best_epoch(network: str, precision: str) -> str:
+    """Write the time of all steps up to the best epoch as a percentage of the LSTM's."""
+
+    def time(one: str) -> float:
+        epochs = contender(one, precision).lowest_epoch("loss", "validation")
+        return step_ms(one, "graph", precision) * epochs.mean
+
+    return _share(time(network), time("lstm"))
+
+
+def parameters_of_lstm(network: str) -> str:
+    """Write the parameters of a network of translation as a percentage of the LSTM's."""
+    own = contender(network).of_record("parameters")
+    return _share(own.mean, contender("lstm").of_record("parameters").mean)
+
+
+def _share(value: float, whole: float) -> str:
+    return f"{100 * value / whole:.0f}%"
+
+
 def record(folder: str, *keys: str) -> Any:
     """Return a value of a run's record, as ``record("kth/running-tcwy-seed0", "device")``."""
     found: Any = json.loads((RESULTS / folder / "record.json").read_text(encoding="utf-8"))
@@ -301,12 +335,15 @@ def fixed(value: float | Values, digits: int) -> str:
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "contender": contender,
     "goal": goal,
     "later_step": later_step,
     "line": line,
     "lines": lines,
     "ms": ms,
+    "of_lstm": of_lstm,
     "paper": paper,
+    "parameters_of_lstm": parameters_of_lstm,
     "quoted": quoted,
     "ratio": ratio,
     "record": record,
@@ -318,6 +355,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "step_ms": step_ms,
     "swept": swept,
     "swept_seeds": swept_seeds,
+    "to_best_epoch": to_best_epoch,
     "us": us,
 }
 FILTERS: dict[str, Callable[..., Any]] = {

@@ -232,11 +232,10 @@ def test_every_network_of_the_sweep_has_settings_that_exist():
         *stages.rescues(stages.RESCUES, epochs=3),
         *stages.rescues(stages.RESCUES, stages.EPOCHS),
         *stages.starts(),
-        *stages.commons(networks.SEEDS),
         *stages.decays(networks.NETWORKS, stages.DROPOUTS, networks.SEEDS),
         *stages.gates(networks.SEEDS),
-        *stages.trials(networks.CONTENDERS, stages.DECAYING),
-        *stages.finals(networks.CONTENDERS, points, networks.SEEDS, stages.DECAYING),
+        *stages.trials(networks.CONTENDERS, stages.LONG_SEARCH),
+        *stages.finals(networks.CONTENDERS, points, networks.SEEDS, stages.LONG_SEARCH),
     ]
     assert len({one.folder for one in every}) == len(every)
     for one in every:

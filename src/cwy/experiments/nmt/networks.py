@@ -71,9 +71,7 @@ RIVALS = (
     # Gradient descent takes longer steps than Adam.
     Network("rgd-relu", "rgd", ("nonlinearity=relu",), seeds=(0,), orthogonal_factor=100.0),
 )
-GAP = (
-    Network("lstm-dropout", "lstm", (DROPOUT,), points=0, like="lstm"),
-    Network("gru-dropout", "gru", (DROPOUT,), points=0, like="gru"),
+WITH_DROPOUT = (
     Network(
         "rnn-tanh-dropout",
         "rnn",
@@ -83,22 +81,12 @@ GAP = (
         seeds=(0,),
     ),
     Network(
-        "cwy-512-relu-dropout",
-        "cwy",
-        ("nonlinearity=relu", "reflections=512", DROPOUT),
-        points=0,
-        like="cwy-128-relu",
-    ),
-    Network(
         "cwy-128-relu-gate-dropout",
         "cwy",
         ("nonlinearity=relu", "reflections=128", "gate=true", DROPOUT),
     ),
 )
-"""Networks that may come close to the LSTM, with dropout for all alike.
-
-Dropout takes the point without it. The gate is a network of its own, with a search of its own.
-"""
+"""Networks with dropout. The RNN takes the point without it, and the gate has its own."""
 
 
 def _gated(nonlinearity: str, reflections: int, kind: str, *settings: str) -> Network:
@@ -136,7 +124,7 @@ GROUPS = {
     "orthogonal": ORTHOGONAL,
     "reflections": OTHER_REFLECTIONS,
     "rivals": RIVALS,
-    "gap": GAP,
+    "dropout": WITH_DROPOUT,
     "decay": DECAYED,
 }
 NETWORKS = tuple(dict.fromkeys(network for group in GROUPS.values() for network in group))

@@ -19,7 +19,6 @@ from .networks import (
     BASELINES,
     CONTENDERS,
     DECAYED,
-    DROPOUT,
     NETWORKS,
     ORTHOGONAL,
     POINTS,
@@ -27,7 +26,6 @@ from .networks import (
     THIN,
     Network,
     contenders,
-    cwy_network,
 )
 
 HELD_OUT = "validation=0.1"
@@ -43,10 +41,8 @@ DROPOUTS = (0.3, 0.5)
 """Of the stage with a learning rate that decays."""
 SCALES = (1, 0.2, 0.05)
 """Of the embeddings, in the stage that compares them."""
-COMMON_POINT = ("lr=1e-3", "orthogonal_lr=1e-3", "embedding_scale=0.2")
-"""The settings of the stage that has one point for all networks."""
 DECAYING_POINT = tuple(f"{name}={value}" for name, value in asdict(recipes.DECAYING).items())
-"""The same, with a learning rate that rises to twice as much, and falls to about half as much."""
+"""The settings of the stage that has one point for all networks."""
 GATES: dict[str, tuple[str, ...]] = {
     "none": ("gate=false", "thin_gate=false"),
     "matrices": ("gate=true", "thin_gate=false"),
@@ -101,7 +97,7 @@ class Search:
     final_settings: tuple[str, ...] = ()
 
 
-SHORT = Search(
+SHORT_SEARCH = Search(
     folder="tuning",
     final="tuned",
     space={
@@ -113,7 +109,7 @@ SHORT = Search(
     settings=("epochs=2",),
 )
 """Two epochs at each point."""
-DECAYING = Search(
+LONG_SEARCH = Search(
     folder="tuning-decay",
     final="tuned-decay",
     space={
@@ -128,7 +124,7 @@ DECAYING = Search(
 """Up to ten epochs at each point, with a learning rate that decays."""
 
 
-def point(number: int, network: Network, search: Search = SHORT) -> tuple[str, ...]:
+def point(number: int, network: Network, search: Search = SHORT_SEARCH) -> tuple[str, ...]:
     """Return a point of a search, as settings. It is the same for every network."""
     space = search.space
     drawn = torch.quasirandom.SobolEngine(len(space), scramble=True, seed=0).draw(number + 1)
@@ -141,7 +137,7 @@ def point(number: int, network: Network, search: Search = SHORT) -> tuple[str, .
     return tuple(found)
 
 
-def trials(networks: Iterable[Network], search: Search = SHORT) -> list[Planned]:
+def trials(networks: Iterable[Network], search: Search = SHORT_SEARCH) -> list[Planned]:
     """Return the runs of a search. All networks come with one point before the next."""
     return [
         _trial(network, number, search)
@@ -165,7 +161,9 @@ def lowest(record: dict[str, Any] | None) -> float:
     return record["best"]["value"]
 
 
-def best_points(out: Path, networks: Iterable[Network], search: Search = SHORT) -> dict[str, int]:
+def best_points(
+    out: Path, networks: Iterable[Network], search: Search = SHORT_SEARCH
+) -> dict[str, int]:
     """Return the number of the best point of each network that has finished runs."""
     found = {}
     for network in networks:
@@ -183,7 +181,7 @@ def finals(
     networks: Iterable[Network],
     points: dict[str, int],
     seeds: Sequence[int],
-    search: Search = SHORT,
+    search: Search = SHORT_SEARCH,
 ) -> list[Planned]:
     """Return the final runs. All networks come with one seed before the next."""
     runs = []
@@ -222,18 +220,6 @@ def starts() -> list[Planned]:
             folder = f"start/{network.name}-{scale}"
             runs.append(Planned(folder, "nmt/paper", network.method, SEEDS[0], settings))
     return runs
-
-
-def commons(seeds: Sequence[int]) -> list[Planned]:
-    """Return the runs at one point for all networks, with dropout and without."""
-    networks = (BASELINES[0], BASELINES[1], cwy_network("relu", 512))
-    variants = {"": COMMON_POINT, "-dropout": (*COMMON_POINT, DROPOUT)}
-    return [
-        _trained(f"common-{network.name}{ending}", network, start, seed)
-        for seed in seeds
-        for network in networks
-        for ending, start in variants.items()
-    ]
 
 
 def decays(
@@ -283,7 +269,7 @@ class Selection:
     Attributes:
         out: the folder of the sweep, with the runs of the search.
         networks: for tune, final, decay, tune-decay and final-decay.
-        seeds: for final, common, decay, gate and final-decay.
+        seeds: for final, decay, gate and final-decay.
         rescues: for best-rate, by name.
         dropouts: for decay.
     """
@@ -303,15 +289,14 @@ STAGES: dict[str, Callable[[Selection], list[Planned]]] = {
     "rate": lambda chosen: rescues(RESCUES, epochs=3),
     "best-rate": lambda chosen: rescues(chosen.rescues, EPOCHS),
     "start": lambda chosen: starts(),
-    "common": lambda chosen: commons(chosen.seeds),
     "decay": lambda chosen: decays(chosen.networks, chosen.dropouts, chosen.seeds),
     "gate": lambda chosen: gates(chosen.seeds),
-    "tune-decay": lambda chosen: trials(contenders(chosen.networks), DECAYING),
+    "tune-decay": lambda chosen: trials(contenders(chosen.networks), LONG_SEARCH),
     "final-decay": lambda chosen: finals(
         contenders(chosen.networks),
-        best_points(chosen.out, CONTENDERS, DECAYING),
+        best_points(chosen.out, CONTENDERS, LONG_SEARCH),
         chosen.seeds,
-        DECAYING,
+        LONG_SEARCH,
     ),
 }
 """The runs of each stage, by its name."""

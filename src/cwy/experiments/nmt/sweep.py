@@ -7,15 +7,12 @@
    may rescue it.
 4. "best-rate": those of these settings that --rescues names, for ten epochs.
 5. "start": three networks with embeddings of three scales.
-6. "common": three networks at one point for all, for ten epochs, with dropout
-   and without. The search prefers points that learn fast, and an LSTM begins
-   slowly.
-7. "decay": the same with a learning rate that decays, for more networks, with
-   two amounts of dropout.
-8. "gate": forms of a gate in small networks, compared on validation pairs.
-9. "tune-decay": the search again for the networks that come close to each
+6. "decay": more networks at one point for all, with a learning rate that
+   decays and two amounts of dropout.
+7. "gate": forms of a gate in small networks, compared on validation pairs.
+8. "tune-decay": the search again for the networks that come close to each
    other. A point has up to ten epochs, a learning rate that decays, and dropout.
-10. "final-decay": these networks, each at its best point.
+9. "final-decay": these networks, each at its best point.
 
 python -m cwy.experiments.nmt.sweep STAGE OUT [--device cuda] [...]
 """
@@ -104,7 +101,7 @@ def _arguments() -> argparse.ArgumentParser:
         "--seeds",
         type=_each(int),
         default="0,1,2",
-        help="for final, common, decay, gate and final-decay",
+        help="for final, decay, gate and final-decay",
     )
     parser.add_argument(
         "--rescues",
