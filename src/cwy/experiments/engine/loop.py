@@ -248,10 +248,11 @@ class Loop:
         if self.weight != 1:
             weighted = loss * self.weight
         weighted.backward()
-        self.guard.screen(loss)
         metrics = {"loss": loss, **metrics, **self.task.watch(self.model)}
         if self.config.clip is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
+        # After the clipping, by which one NaN reaches all gradients.
+        self.guard.screen(loss)
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.meter.add(metrics, self.weight)
