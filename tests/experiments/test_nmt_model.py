@@ -13,7 +13,7 @@ from torch import nn
 
 from cwy.experiments.engine import task
 from cwy.experiments.nmt import fused, pointwise
-from cwy.experiments.nmt.cells import GatedCell
+from cwy.experiments.nmt.cells import SATURATED, GatedCell
 from cwy.experiments.nmt.decode import decode
 from cwy.experiments.nmt.model import Translator
 from cwy.experiments.nmt.recipes import paper
@@ -541,9 +541,11 @@ def test_a_start_is_scaled_where_it_is_set():
     for key, value in full.items():
         expected = value * factors.get(key, 1)
         if key == "encoder.core.weight_ih_l0":
-            # The columns after those of the embedding stay.
+            # The first column after the embedding marks padding, and the others are not used.
             features = full["source.weight"].shape[-1]
-            expected[:, features:] = value[:, features:]
+            gates = torch.tensor([-SATURATED, SATURATED, 0, 0]).repeat_interleave(len(value) // 4)
+            expected[:, features] = gates
+            expected[:, features + 1 :] = 0
         torch.testing.assert_close(scaled[key], expected.to(value.dtype), rtol=1e-12, atol=0)
 
 

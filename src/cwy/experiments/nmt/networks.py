@@ -9,7 +9,7 @@ from ..engine.config import choose
 
 SEEDS = (0, 1, 2)
 POINTS = 10
-"""Points of the search."""
+"""Points of a search."""
 DROPOUT = "dropout=0.3"
 THIN = "thin_gate=true"
 
@@ -22,7 +22,7 @@ class Network:
         name: of its runs.
         method: as ``cwy train`` takes it.
         settings: ``key=value`` texts that make it this network.
-        points: how many points of the search it gets, 0 for those of another network.
+        points: how many points of a search it gets, 0 for those of another network.
         like: the network whose point it takes, its own by default.
         seeds: of its final runs.
         orthogonal_factor: by which the searched orthogonal learning rate is multiplied.
@@ -113,12 +113,11 @@ DECAYED = (
 )
 """The networks of the stage with a learning rate that decays, at one point for all."""
 CONTENDERS = (
-    Network("lstm", "lstm"),
-    Network("gru", "gru"),
+    *BASELINES[:2],
     replace(_gated("tanh", 256, "gate-thin", THIN), points=POINTS),
     replace(_gated("tanh", 512, "gate-thin", THIN), like="cwy-256-tanh-gate-thin"),
 )
-"""The networks of the search with a learning rate that decays."""
+"""The networks of the second search."""
 GROUPS = {
     "baselines": BASELINES,
     "orthogonal": ORTHOGONAL,

@@ -97,7 +97,7 @@ class Search:
     final_settings: tuple[str, ...] = ()
 
 
-SHORT_SEARCH = Search(
+FIRST_SEARCH = Search(
     folder="tuning",
     final="tuned",
     space={
@@ -109,7 +109,7 @@ SHORT_SEARCH = Search(
     settings=("epochs=2",),
 )
 """Two epochs at each point."""
-LONG_SEARCH = Search(
+SECOND_SEARCH = Search(
     folder="tuning-decay",
     final="tuned-decay",
     space={
@@ -124,7 +124,7 @@ LONG_SEARCH = Search(
 """Up to ten epochs at each point, with a learning rate that decays."""
 
 
-def point(number: int, network: Network, search: Search = SHORT_SEARCH) -> tuple[str, ...]:
+def point(number: int, network: Network, search: Search = FIRST_SEARCH) -> tuple[str, ...]:
     """Return a point of a search, as settings. It is the same for every network."""
     space = search.space
     drawn = torch.quasirandom.SobolEngine(len(space), scramble=True, seed=0).draw(number + 1)
@@ -137,7 +137,7 @@ def point(number: int, network: Network, search: Search = SHORT_SEARCH) -> tuple
     return tuple(found)
 
 
-def trials(networks: Iterable[Network], search: Search = SHORT_SEARCH) -> list[Planned]:
+def trials(networks: Iterable[Network], search: Search = FIRST_SEARCH) -> list[Planned]:
     """Return the runs of a search. All networks come with one point before the next."""
     return [
         _trial(network, number, search)
@@ -162,7 +162,7 @@ def lowest(record: dict[str, Any] | None) -> float:
 
 
 def best_points(
-    out: Path, networks: Iterable[Network], search: Search = SHORT_SEARCH
+    out: Path, networks: Iterable[Network], search: Search = FIRST_SEARCH
 ) -> dict[str, int]:
     """Return the number of the best point of each network that has finished runs."""
     found = {}
@@ -181,7 +181,7 @@ def finals(
     networks: Iterable[Network],
     points: dict[str, int],
     seeds: Sequence[int],
-    search: Search = SHORT_SEARCH,
+    search: Search = FIRST_SEARCH,
 ) -> list[Planned]:
     """Return the final runs. All networks come with one seed before the next."""
     runs = []
@@ -291,12 +291,12 @@ STAGES: dict[str, Callable[[Selection], list[Planned]]] = {
     "start": lambda chosen: starts(),
     "decay": lambda chosen: decays(chosen.networks, chosen.dropouts, chosen.seeds),
     "gate": lambda chosen: gates(chosen.seeds),
-    "tune-decay": lambda chosen: trials(contenders(chosen.networks), LONG_SEARCH),
+    "tune-decay": lambda chosen: trials(contenders(chosen.networks), SECOND_SEARCH),
     "final-decay": lambda chosen: finals(
         contenders(chosen.networks),
-        best_points(chosen.out, CONTENDERS, LONG_SEARCH),
+        best_points(chosen.out, CONTENDERS, SECOND_SEARCH),
         chosen.seeds,
-        LONG_SEARCH,
+        SECOND_SEARCH,
     ),
 }
 """The runs of each stage, by its name."""

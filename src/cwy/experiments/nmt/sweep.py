@@ -10,8 +10,8 @@
 6. "decay": more networks at one point for all, with a learning rate that
    decays and two amounts of dropout.
 7. "gate": forms of a gate in small networks, compared on validation pairs.
-8. "tune-decay": the search again for the networks that come close to each
-   other. A point has up to ten epochs, a learning rate that decays, and dropout.
+8. "tune-decay": a second search for networks that come close to each other.
+   A point has up to ten epochs, a learning rate that decays, and dropout.
 9. "final-decay": these networks, each at its best point.
 
 python -m cwy.experiments.nmt.sweep STAGE OUT [--device cuda] [...]
