@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from .distributed import Group
 from .files import Damaged
-from .optimizers import skip_steps, worst_orthogonality
+from .optimizers import skip_steps, unskipped, worst_orthogonality
 
 ORTHOGONALITY_WARNING = 1e-4
 ORTHOGONALITY_LIMIT = 1e-2
@@ -141,8 +141,9 @@ class Guard:
         self.model = model
         self.parameters = list(model.parameters())
         self.bad = torch.zeros((), dtype=torch.float32, device=device)
-        # To zero all gradients would be two more passes over them.
-        self.zeroed = skip_steps(optimizer, self.bad)
+        # Fused optimizers read the flag themselves. It saves two passes over their gradients.
+        skip_steps(optimizer, self.bad)
+        self.zeroed = unskipped(optimizer)
         self.bad_steps = torch.zeros((), dtype=torch.int64, device=device)
         self.checked_step = -1
         self.error: float | None = None

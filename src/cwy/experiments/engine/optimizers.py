@@ -68,25 +68,36 @@ def build(model: nn.Module, config: Config) -> torch.optim.Optimizer:
     return optimizer
 
 
-def skip_steps(optimizer: torch.optim.Optimizer, when: Tensor) -> list[Tensor]:
-    """Let fused optimizers skip each step at which ``when`` is 1, as a gradient scaler does.
+def skip_steps(optimizer: torch.optim.Optimizer, when: Tensor) -> None:
+    """Let fused optimizers skip each step at which ``when`` is 1.
 
     A skipped step changes neither the weights nor what the optimizer remembers.
 
     Args:
-        optimizer: one of a kind, or several as one.
+        optimizer: an optimizer, or a :class:`cwy.optim.Joint`.
         when: 0 or 1, a float32 scalar on the device of the weights. It is read at each step.
-
-    Returns:
-        The parameters of the other optimizers, which take every step.
     """
-    others: list[Tensor] = []
-    for part in getattr(optimizer, "parts", [optimizer]):
-        if part.defaults.get("fused"):
+    for part in _parts(optimizer):
+        if _is_fused(part):
+            # The name by which a gradient scaler hands over the same. A deepcopy loses it.
             part.found_inf = when
-        else:
-            others += [p for group in part.param_groups for p in group["params"]]
-    return others
+
+
+def unskipped(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """Return the parameters whose optimizer takes every step, also after :func:`skip_steps`."""
+    found: list[Tensor] = []
+    for part in _parts(optimizer):
+        if not _is_fused(part):
+            found += [p for group in part.param_groups for p in group["params"]]
+    return found
+
+
+def _parts(optimizer: torch.optim.Optimizer) -> list[Any]:
+    return getattr(optimizer, "parts", [optimizer])
+
+
+def _is_fused(optimizer: torch.optim.Optimizer) -> bool:
+    return all(group.get("fused") for group in optimizer.param_groups)
 
 
 def load(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
@@ -104,7 +115,7 @@ def load(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
         for index, p in zip(theirs["params"], ours["params"], strict=True):
             _check_remembered(state["state"].get(index, {}), p)
     optimizer.load_state_dict(state)
-    for part in getattr(optimizer, "parts", [optimizer]):
+    for part in _parts(optimizer):
         needed = REMEMBERED.get(type(part), set())
         every = [p for group in part.param_groups for p in group["params"]]
         if any(not needed <= part.state[p].keys() for p in every if part.state.get(p)):
