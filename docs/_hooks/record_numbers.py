@@ -178,16 +178,32 @@ def step_ms(network: str, kind: str = "graph", precision: str = "float32") -> fl
     return line("h200/translation-pace", f"{network} {precision}")[f"{kind}_ms"]
 
 
-CONTENDERS = {"float32": "nmt/float32-decay", "bfloat16": "nmt/tuned-decay"}
-"""How the runs of the second search begin, by their precision."""
+SEARCHED = {"float32": "nmt/float32-decay", "bfloat16": "nmt/tuned-decay"}
+"""How the names of runs at the best points of the second search begin, by their precision."""
 
 
-def contender(network: str, precision: str = "bfloat16") -> Runs:
+def searched(network: str, precision: str) -> Runs:
     """Return the runs of a network of translation at its best point of the second search."""
-    return runs(f"{CONTENDERS[precision]}-{network}-seed*")
+    return runs(f"{SEARCHED[precision]}-{network}-seed*")
 
 
-def of_lstm(network: str, kind: str = "graph", precision: str = "float32") -> str:
+def common_best(networks: Sequence[str], setting: str) -> float:
+    """Return a setting of the best point of the second search, which these networks share."""
+    found = {}
+    for name, one in _lines("h200/translation-tune-decay").items():
+        network, _, number = name.removeprefix("tuning-decay/").rpartition("-")
+        if one["status"] == "finished" and network in networks:
+            best = found.setdefault(network, (number, one))
+            if _lowest(one) < _lowest(best[1]):
+                found[network] = (number, one)
+    numbers = {number for number, _ in found.values()}
+    if len(numbers) != 1 or set(found) != set(networks):
+        raise NumberError(f"{', '.join(networks)} have no common best point.")
+    _, first = found[networks[0]]
+    return first["config"][setting]
+
+
+def of_lstm(network: str, kind: str, precision: str) -> str:
     """Write the time of a training step of translation as a percentage of the LSTM's."""
     return _share(step_ms(network, kind, precision), step_ms("lstm", kind, precision))
 
@@ -196,7 +212,7 @@ def to_best_epoch(network: str, precision: str) -> str:
     """Write the time of all steps up to the best epoch as a percentage of the LSTM's."""
 
     def time(one: str) -> float:
-        epochs = contender(one, precision).lowest_epoch("loss", "validation")
+        epochs = searched(one, precision).lowest_epoch("loss", "validation")
         return step_ms(one, "graph", precision) * epochs.mean
 
     return _share(time(network), time("lstm"))
@@ -204,8 +220,8 @@ def to_best_epoch(network: str, precision: str) -> str:
 
 def parameters_of_lstm(network: str) -> str:
     """Write the parameters of a network of translation as a percentage of the LSTM's."""
-    own = contender(network).of_record("parameters")
-    return _share(own.mean, contender("lstm").of_record("parameters").mean)
+    own = searched(network, "bfloat16").of_record("parameters")
+    return _share(own.mean, searched("lstm", "bfloat16").of_record("parameters").mean)
 
 
 def _share(value: float, whole: float) -> str:
@@ -335,7 +351,7 @@ def fixed(value: float | Values, digits: int) -> str:
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "contender": contender,
+    "common_best": common_best,
     "goal": goal,
     "later_step": later_step,
     "line": line,
@@ -350,6 +366,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "reproduced": reproduced,
     "row": row,
     "runs": runs,
+    "searched": searched,
     "seconds": seconds,
     "sentences": sentences,
     "step_ms": step_ms,
