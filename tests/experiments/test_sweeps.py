@@ -49,6 +49,10 @@ def test_a_sweep_tunes_on_validation_pairs_and_tests_the_best_epoch(pairs, tmp_p
         ]
     points = stages.best_points(tmp_path, [network, wild])
     assert points == {"tiny": losses.index(min(losses))}
+    longer = replace(network, points=3)
+    assert stages.unfinished(tmp_path, [network], stages.FIRST_SEARCH) == []
+    (sentence,) = stages.unfinished(tmp_path, [longer], stages.FIRST_SEARCH)
+    assert "of 3 points of the search 2 have ended" in sentence
     (final,) = stages.finals([network, wild], points, seeds=(0, 3))
     assert set(stages.point(points["tiny"], network)) <= set(final.settings)
     final = replace(final, settings=(*final.settings, *tiny, "epochs=3"))
@@ -258,8 +262,8 @@ def test_every_network_of_the_sweep_has_settings_that_exist():
     [
         (("final",), "It needs the runs of tune,"),
         (("final-decay",), "It needs the runs of tune-decay,"),
-        (("tune-decay", "--networks", "rivals"), "no run of these networks"),
-        (("decay", "--networks", "exprnn-relu"), "no run of these networks"),
+        (("tune-decay", "--networks", "rivals"), "Its networks are lstm, gru,"),
+        (("decay", "--networks", "exprnn-relu"), "no run of exprnn-relu with the seeds [0, 1, 2]"),
         (("decay", "--networks", "lsmt"), "unknown network 'lsmt'"),
         (("best-rate", "--rescues", "some"), "unknown rescue 'some'"),
         (("decay", "--seeds", "one"), "--seeds"),
@@ -284,6 +288,27 @@ def test_a_sweep_that_can_not_run_says_why_and_writes_nothing(
     assert stopped.value.code == 2
     assert message in capsys.readouterr().err
     assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"run": "../away", "status": "finished", "best": {"value": 1.0}},
+        {"run": "inside", "status": "finished"},
+        {"run": "inside", "best": {"value": 1.0}},
+    ],
+)
+def test_known_records_are_checked_before_anything_is_written(
+    record, tmp_path, monkeypatch, capsys
+):
+    known = tmp_path / "known.jsonl"
+    known.write_text(json.dumps(record))
+    given = ["decay", str(tmp_path / "out"), "--known", str(known)]
+    monkeypatch.setattr("sys.argv", ["sweep", *given])
+    with pytest.raises(SystemExit):
+        sweep.main()
+    assert "has no records of a sweep" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == [known]
 
 
 def test_a_stage_keeps_its_other_runs_and_reports_failures(pairs, tmp_path, monkeypatch):

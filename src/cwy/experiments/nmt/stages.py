@@ -9,10 +9,10 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from ..engine.folder import DIVERGED
 from ..sweeps import Planned, read
 from . import recipes
 from .networks import (
@@ -154,27 +154,45 @@ def _trial(network: Network, number: int, search: Search) -> Planned:
     return Planned(folder, "nmt/paper", network.method, SEEDS[0], settings)
 
 
-def lowest(record: dict[str, Any] | None) -> float:
-    """Return the lowest validation loss of a run, infinite if it did not finish."""
-    if record is None:
-        return math.inf
-    return record["best"]["value"]
+def losses(out: Path, network: Network, search: Search) -> dict[int, float]:
+    """Return the lowest validation loss at each point whose run has ended.
+
+    It is infinite where the run diverged.
+    """
+    found = {}
+    for number in range(network.points):
+        run = _trial(network, number, search)
+        record = read(out, run)
+        if record is not None:
+            found[number] = record["best"]["value"]
+        elif (out / run.folder / DIVERGED).is_file():
+            found[number] = math.inf
+    return found
 
 
 def best_points(
     out: Path, networks: Iterable[Network], search: Search = FIRST_SEARCH
 ) -> dict[str, int]:
     """Return the number of the best point of each network that has finished runs."""
-    found = {}
+    best = {}
     for network in networks:
-        losses = {
-            number: lowest(read(out, _trial(network, number, search)))
-            for number in range(network.points)
-        }
-        finished = {number: loss for number, loss in losses.items() if math.isfinite(loss)}
+        every = losses(out, network, search)
+        finished = {number: loss for number, loss in every.items() if math.isfinite(loss)}
         if finished:
-            found[network.name] = min(finished, key=finished.__getitem__)
-    return found
+            best[network.name] = min(finished, key=finished.__getitem__)
+    return best
+
+
+def unfinished(out: Path, networks: Iterable[Network], search: Search) -> list[str]:
+    """Return a sentence about each network whose search has not ended."""
+    sentences = []
+    for network in networks:
+        ended = len(losses(out, network, search))
+        if ended < network.points:
+            sentences.append(
+                f"{network.name}: of {network.points} points of the search {ended} have ended."
+            )
+    return sentences
 
 
 def finals(
@@ -300,3 +318,8 @@ STAGES: dict[str, Callable[[Selection], list[Planned]]] = {
     ),
 }
 """The runs of each stage, by its name."""
+SEARCHES: dict[str, tuple[Search, Sequence[Network]]] = {
+    "final": (FIRST_SEARCH, NETWORKS),
+    "final-decay": (SECOND_SEARCH, CONTENDERS),
+}
+"""The search that a stage needs, with its networks."""

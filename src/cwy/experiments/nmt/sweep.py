@@ -7,12 +7,14 @@
    may rescue it.
 4. "best-rate": those of these settings that --rescues names, for ten epochs.
 5. "start": three networks with embeddings of three scales.
-6. "decay": more networks at one point for all, with a learning rate that
+6. "decay": many networks at one point for all, with a learning rate that
    decays and two amounts of dropout.
 7. "gate": forms of a gate in small networks, compared on validation pairs.
-8. "tune-decay": a second search for networks that come close to each other.
-   A point has up to ten epochs, a learning rate that decays, and dropout.
-9. "final-decay": these networks, each at its best point.
+8. "tune-decay": a second search, for the LSTM, the GRU and the gate with
+   L = 256. Points have up to ten epochs, a learning rate that decays, and
+   dropout.
+9. "final-decay": these networks, each at its best point. L = 512 takes the
+   point of L = 256.
 
 python -m cwy.experiments.nmt.sweep STAGE OUT [--device cuda] [...]
 """
@@ -25,7 +27,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from ..engine.config import ConfigError, choose
@@ -34,8 +36,11 @@ from ..engine.signals import outlast
 from ..engine.task import PRECISIONS, settings
 from ..pool import SweepStopped, print_all
 from ..sweeps import Place, lines, merge, restore
-from .networks import GROUPS, Network, select
-from .stages import DROPOUTS, RESCUES, STAGES, Selection
+from .networks import CONTENDERS, GROUPS, SEEDS, Network, select
+from .stages import DROPOUTS, RESCUES, SEARCHES, STAGES, Selection, unfinished
+
+MOST_NAMES = 5
+"""How many networks a message names."""
 
 
 def _each(convert: Callable[[str], Any]) -> Callable[[str], list[Any]]:
@@ -62,12 +67,22 @@ def _records(text: str) -> list[str]:
     """Read an argument that names a file with a record of a run in each line."""
     try:
         found = Path(text).read_text(encoding="utf-8").splitlines()
-        names = [json.loads(line)["run"] for line in found]
+        for line in found:
+            _check_record(json.loads(line))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise argparse.ArgumentTypeError(f"{text} has no records of a sweep: {error}") from None
-    if not names:
+    if not found:
         raise argparse.ArgumentTypeError(f"{text} is empty.")
     return found
+
+
+def _check_record(record: dict[str, Any]) -> None:
+    """Raise unless a line has a run inside of a folder, and how it ended."""
+    place = PurePath(record["run"])
+    if place.is_absolute() or ".." in place.parts:
+        raise ValueError(f"the run {record['run']!r} is not inside of a folder")
+    if record["status"] == "finished":
+        float(record["best"]["value"])
 
 
 def _count(text: str) -> int:
@@ -79,9 +94,11 @@ def _count(text: str) -> int:
 
 def _arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m cwy.experiments.nmt.sweep",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("stage", choices=STAGES)
+    parser.add_argument("stage", choices=STAGES, metavar="STAGE", help="one of those above")
     parser.add_argument("out", type=Path, help="the folder of all stages")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--precision", default="float32", choices=PRECISIONS)
@@ -119,6 +136,22 @@ def _arguments() -> argparse.ArgumentParser:
     return parser
 
 
+def _no_runs(stage: str, chosen: Selection) -> str:
+    """Return why a stage has nothing to train."""
+    asked = ", ".join(network.name for network in chosen.networks)
+    if len(chosen.networks) > MOST_NAMES:
+        asked = f"these {len(chosen.networks)} networks"
+    reason = f"the stage {stage} has no run of {asked} with the seeds {chosen.seeds}."
+    if stage.endswith("-decay"):
+        allowed = ", ".join(network.name for network in CONTENDERS)
+        reason += f" Its networks are {allowed}."
+    if stage in SEARCHES:
+        search = stage.replace("final", "tune")
+        reason += f" It needs the runs of {search}, in the same folder or by --known, and seeds"
+        reason += f" among {', '.join(map(str, SEEDS))}."
+    return reason
+
+
 def main() -> None:
     """Run a stage."""
     parser = _arguments()
@@ -134,16 +167,18 @@ def main() -> None:
         replace(run, settings=(*run.settings, *given.set)) for run in STAGES[given.stage](chosen)
     ]
     if not runs:
-        reason = f"the stage {given.stage} has no run of these networks and seeds."
-        if given.stage.startswith("final"):
-            search = given.stage.replace("final", "tune")
-            reason += f" It needs the runs of {search}, in the same folder or by --known."
-        parser.error(reason)
+        parser.error(_no_runs(given.stage, chosen))
     for run in runs:
         try:
             settings(run.what, run.method, run.seed, run.settings)
         except ConfigError as error:
             parser.error(f"{run.folder}: {error}")
+    if given.stage in SEARCHES:
+        search, networks = SEARCHES[given.stage]
+        names = {network.name for network in chosen.networks}
+        named = [network for network in networks if network.name in names]
+        for sentence in unfinished(given.out, named, search):
+            print(f"Warning: {sentence}", file=sys.stderr)
     now = time.time()
     place = Place(given.out, given.device, given.precision, now + given.seconds, now + given.stop)
     try:
