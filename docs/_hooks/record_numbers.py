@@ -189,18 +189,20 @@ def searched(network: str, precision: str) -> Runs:
 
 def common_best(networks: Sequence[str], setting: str) -> float:
     """Return a setting of the best point of the second search, which these networks share."""
-    found = {}
-    for name, one in _lines("h200/translation-tune-decay").items():
-        network, _, number = name.removeprefix("tuning-decay/").rpartition("-")
-        if one["status"] == "finished" and network in networks:
-            best = found.setdefault(network, (number, one))
-            if _lowest(one) < _lowest(best[1]):
-                found[network] = (number, one)
-    numbers = {number for number, _ in found.values()}
-    if len(numbers) != 1 or set(found) != set(networks):
+    best = {}
+    for network in networks:
+        ended = [
+            one
+            for name, one in _lines("h200/translation-tune-decay").items()
+            if name.startswith(f"tuning-decay/{network}-") and one["status"] == "finished"
+        ]
+        if not ended:
+            raise NumberError(f"translation-tune-decay.jsonl has no finished run of {network!r}.")
+        best[network] = min(ended, key=_lowest)
+    points = {one["run"].rpartition("-")[2] for one in best.values()}
+    if len(points) != 1:
         raise NumberError(f"{', '.join(networks)} have no common best point.")
-    _, first = found[networks[0]]
-    return first["config"][setting]
+    return best[networks[0]]["config"][setting]
 
 
 def of_lstm(network: str, kind: str, precision: str) -> str:
