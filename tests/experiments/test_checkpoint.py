@@ -128,6 +128,15 @@ def test_a_checkpoint_of_a_step_that_the_run_does_not_have_is_refused(step, save
     assert (run / "metrics.jsonl").read_bytes() == log
 
 
+def test_weights_of_other_shapes_are_of_another_version(saved):
+    run, before, state = saved
+    state["model"]["readout.weight"] = torch.zeros(9, 99)
+    forge(before, state)
+    with pytest.raises(RunError, match=r"another version.*readout.weight is \(9, 99\), and"):
+        resume(run)
+    assert checkpoint.listed(before.parent)
+
+
 def test_a_setting_that_an_earlier_version_lacked_has_its_default(saved):
     run, before, state = saved
     config = json.loads((run / "config.json").read_text())

@@ -131,6 +131,7 @@ class State:
         try:
             whole = parse(content)
             self._check(folder, whole, steps)
+            _check_shapes(folder, whole["model"], parts.model)
             self._load(whole, group, parts)
         except ConfigError:
             raise
@@ -325,6 +326,18 @@ def step_of(path: Path) -> int:
 
 def _hash_of(path: Path) -> Path:
     return path.with_name(f"{path.name}.sha256")
+
+
+def _check_shapes(folder: Path, found: dict[str, Any], model: nn.Module) -> None:
+    """Raise if a weight has another shape than the same settings give it now."""
+    for name, weight in (*model.named_parameters(), *model.named_buffers()):
+        there = found.get(name)
+        if isinstance(there, Tensor) and there.shape != weight.shape:
+            raise ConfigError(
+                f"{folder.parent}: another version of cwy saved this run. Its weight {name} is "
+                f"{tuple(there.shape)}, and this version makes it {tuple(weight.shape)}. "
+                "Go on with that version, or start another run in another folder."
+            )
 
 
 def _check_found(run: dict[str, Any]) -> None:
