@@ -152,6 +152,17 @@ def _no_runs(stage: str, chosen: Selection) -> str:
     return reason
 
 
+def _warn_of_unfinished(stage: str, chosen: Selection) -> None:
+    """Print a warning for each chosen network whose search has not ended, if a stage needs it."""
+    if stage not in SEARCHES:
+        return
+    search, networks = SEARCHES[stage]
+    names = {network.name for network in chosen.networks}
+    named = [network for network in networks if network.name in names]
+    for sentence in unfinished(chosen.out, named, search):
+        print(f"Warning: {sentence}", file=sys.stderr)
+
+
 def main() -> None:
     """Run a stage."""
     parser = _arguments()
@@ -173,12 +184,7 @@ def main() -> None:
             settings(run.what, run.method, run.seed, run.settings)
         except ConfigError as error:
             parser.error(f"{run.folder}: {error}")
-    if given.stage in SEARCHES:
-        search, networks = SEARCHES[given.stage]
-        names = {network.name for network in chosen.networks}
-        named = [network for network in networks if network.name in names]
-        for sentence in unfinished(given.out, named, search):
-            print(f"Warning: {sentence}", file=sys.stderr)
+    _warn_of_unfinished(given.stage, chosen)
     now = time.time()
     place = Place(given.out, given.device, given.precision, now + given.seconds, now + given.stop)
     try:
