@@ -41,6 +41,12 @@ DROPOUTS = (0.3, 0.5)
 """Of the stage with a learning rate that decays."""
 SCALES = (1, 0.2, 0.05)
 """Of the embeddings, in the stage that compares them."""
+INPUT_SCALES = {1: 0.05, 0.05: 20}
+"""Scales of the input maps by those of the embeddings, in the same stage.
+
+Large embeddings with small inputs, and small embeddings with large inputs. They show whether the
+size of the inputs matters, or how far the embeddings move.
+"""
 DECAYING_POINT = tuple(f"{name}={value}" for name, value in asdict(recipes.DECAYING).items())
 """The settings of the stage that has one point for all networks."""
 GATES: dict[str, tuple[str, ...]] = {
@@ -230,14 +236,30 @@ def rescues(names: Iterable[str], epochs: int) -> list[Planned]:
 
 def starts() -> list[Planned]:
     """Return the runs that show what the scale of the embeddings does. All else is the same."""
-    runs = []
-    for network in (BASELINES[0], *ORTHOGONAL[:2]):
-        for scale in SCALES:
-            start = (f"embedding_scale={scale}", "lr=1e-3", "orthogonal_lr=1e-3")
-            settings = (*network.settings, *start, HELD_OUT, UNTESTED, "epochs=3", *QUIET)
-            folder = f"start/{network.name}-{scale}"
-            runs.append(Planned(folder, "nmt/paper", network.method, SEEDS[0], settings))
+    networks = (BASELINES[0], *ORTHOGONAL[:2])
+    runs = [
+        _start(network, str(scale), f"embedding_scale={scale}")
+        for network in networks
+        for scale in SCALES
+    ]
+    runs += [
+        _start(
+            network,
+            f"{scale}-inputs{factor}",
+            f"embedding_scale={scale}",
+            f"input_scale={factor}",
+        )
+        for scale, factor in INPUT_SCALES.items()
+        for network in ORTHOGONAL[:2]
+    ]
     return runs
+
+
+def _start(network: Network, name: str, *scales: str) -> Planned:
+    start = (*scales, "lr=1e-3", "orthogonal_lr=1e-3")
+    settings = (*network.settings, *start, HELD_OUT, UNTESTED, "epochs=3", *QUIET)
+    folder = f"start/{network.name}-{name}"
+    return Planned(folder, "nmt/paper", network.method, SEEDS[0], settings)
 
 
 def decays(

@@ -6,7 +6,8 @@
 3. "rate": the paper's learning rate, as it is and with eleven settings that
    may rescue it.
 4. "best-rate": those of these settings that --rescues names, for ten epochs.
-5. "start": three networks with embeddings of three scales.
+5. "start": three networks with embeddings of three scales, and two of them
+   with input maps of other scales, too.
 6. "decay": many networks at one point for all, with a learning rate that
    decays and two amounts of dropout.
 7. "gate": forms of a gate in small networks, compared on validation pairs.
