@@ -45,26 +45,60 @@ def test_a_gradient_that_is_not_finite_stops_the_run_before_its_step(loop, tmp_p
     assert [row["step"] for row in rows(tmp_path / "run")] == [5, 10]
 
 
+def test_finite_gradients_whose_norm_overflows_stop_the_run(tmp_path):
+    broken = loop(tmp_path / "run", clip=1.0)
+    broken.model.readout.bias.register_hook(
+        lambda g: torch.full_like(g, 1e30) if broken.step == 12 else g
+    )
+    with pytest.raises(Diverged, match="of step 13 was not finite"):
+        broken.run()
+
+
+def fused_adam(parameters, device):
+    return torch.optim.Adam(parameters, fused=True, capturable=device == "cuda")
+
+
+def fused_and_plain(model, device):
+    """Two optimizers, of which one is fused."""
+    plain = torch.optim.SGD(model[1].parameters(), lr=0.1)
+    return Joint([fused_adam(model[0].parameters(), device), plain])
+
+
+def fused_in_part(model, device):
+    """One optimizer with a group that is fused and one that is not."""
+    fused = {"params": list(model[0].parameters()), "fused": True}
+    plain = {"params": list(model[1].parameters()), "fused": False}
+    return torch.optim.SGD([fused, plain], lr=0.1)
+
+
+def remembered(optimizer):
+    """What an optimizer remembers of each parameter, as a flat dictionary."""
+    return {
+        f"{number} {name}": value
+        for number, state in optimizer.state_dict()["state"].items()
+        for name, value in state.items()
+    }
+
+
+@pytest.mark.parametrize("bad", ["loss", "gradient"])
+@pytest.mark.parametrize("build", [fused_and_plain, fused_in_part])
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_weights_stay_from_the_first_bad_step_on(device):
+def test_weights_stay_from_the_first_bad_step_on(device, build, bad):
     model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)).to(device)
-    fused = torch.optim.Adam(model[0].parameters(), fused=True, capturable=device == "cuda")
-    optimizer = Joint([fused, torch.optim.SGD(model[1].parameters(), lr=0.1)])
+    optimizer = build(model, device)
     guard = Guard(model, optimizer, torch.device(device))
     states = []
     for factor in (1.0, 1.0, torch.nan, 1.0):
         loss = model(torch.ones(2, 3, device=device)).square().mean()
         loss.backward()
-        model[0].bias.grad[1] *= factor
+        if bad == "loss":
+            loss = loss.detach() * factor
+        else:
+            model[0].bias.grad[1] *= factor
         guard.screen(loss)
         optimizer.step()
         optimizer.zero_grad()
-        remembered = {
-            f"{number} {name}": value
-            for number, state in fused.state_dict()["state"].items()
-            for name, value in state.items()
-        }
-        states.append(deepcopy({**model.state_dict(), **remembered}))
+        states.append(deepcopy({**model.state_dict(), **remembered(optimizer)}))
     assert not same(states[0], states[1])
     assert same(states[1], states[2])
     assert same(states[1], states[3])

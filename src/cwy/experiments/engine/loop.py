@@ -249,10 +249,13 @@ class Loop:
             weighted = loss * self.weight
         weighted.backward()
         metrics = {"loss": loss, **metrics, **self.task.watch(self.model)}
+        checked = loss
         if self.config.clip is not None:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
+            norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
+            # An infinite norm clips finite gradients to zero.
+            checked = loss + norm
         # After the clipping, by which one NaN reaches all gradients.
-        self.guard.screen(loss)
+        self.guard.screen(checked)
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.meter.add(metrics, self.weight)

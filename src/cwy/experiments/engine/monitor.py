@@ -150,11 +150,11 @@ class Guard:
         self.warned = False
 
     @torch.no_grad()
-    def screen(self, loss: Tensor) -> None:
-        """Check the loss and the gradients of a step before the optimizer takes it."""
+    def screen(self, value: Tensor) -> None:
+        """Check the gradients of a step, and a value such as its loss, before the optimizer."""
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         largest = nn.utils.get_total_norm(gradients, norm_type=torch.inf)
-        self.bad.masked_fill_(~torch.isfinite(largest + loss), 1)
+        self.bad.masked_fill_(~torch.isfinite(largest + value), 1)
         bad = self.bad.bool()
         for parameter in self.zeroed:
             if parameter.grad is not None:

@@ -71,7 +71,7 @@ def build(model: nn.Module, config: Config) -> torch.optim.Optimizer:
 def skip_steps(optimizer: torch.optim.Optimizer, when: Tensor) -> None:
     """Let fused optimizers skip each step at which ``when`` is 1.
 
-    A skipped step changes neither the weights nor what the optimizer remembers.
+    A skipped step changes neither the weights nor what Adam remembers.
 
     Args:
         optimizer: an optimizer, or a :class:`cwy.optim.Joint`.
