@@ -1,6 +1,7 @@
 """Sweeps: many runs in several processes, which may be stopped, killed and gone on with."""
 
 import json
+import math
 import shutil
 import signal
 import subprocess
@@ -8,6 +9,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import psutil
 import pytest
@@ -266,15 +268,23 @@ def test_every_network_of_the_sweep_has_settings_that_exist():
         (("decay", "--networks", "exprnn-relu"), "no run of exprnn-relu with the seeds [0, 1, 2]"),
         (("decay", "--networks", "lsmt"), "unknown network 'lsmt'"),
         (("best-rate", "--rescues", "some"), "unknown rescue 'some'"),
-        (("decay", "--seeds", "one"), "--seeds"),
+        (("decay", "--networks", "baseline"), "Did you mean 'baselines'"),
+        (("decay", "--seeds", "one"), "must be whole numbers with commas between them, got 'one'"),
+        (("decay", "--dropouts", "one"), "must be numbers with commas between them, got 'one'"),
+        (("decay", "--seconds", "-1"), "must be a positive number of seconds, got -1"),
+        (("decay", "--stop", "soon"), "must be a positive number of seconds, got soon"),
         (("decay", "--device", "meta"), "--device must be cpu or cuda, got meta"),
         (("decay", "--known", "nowhere.jsonl"), "No such file"),
-        (("decay", "--known", __file__), "has no records of a sweep"),
+        (("decay", "--known", __file__), "line 1 is no record"),
         (("decay", "--processes", "0"), "must be a whole number from 1 on, got 0"),
         (("decay", "--processes", "two"), "must be a whole number from 1 on, got two"),
         (("decay", "--precision", "half"), "invalid choice: 'half'"),
         (("decay", "--dropouts", "2"), "dropout must be a part, below 1, got 2.0"),
         (("decay", "--set", "rate=1"), "decay-lstm-dropout0.3-seed0: unknown setting 'rate'"),
+        (("decay", "--set", "validation=none"), "--set can't have validation"),
+        (("tune", "--networks", "lstm", "--set", "lr=1e-3"), "--set can't have lr"),
+        (("tune", "--networks", "lstm", "--set", "final_test=true"), "can't have final_test"),
+        (("gate", "--set", " gate = false"), "--set can't have gate"),
     ],
 )
 def test_a_sweep_that_can_not_run_says_why_and_writes_nothing(
@@ -290,16 +300,24 @@ def test_a_sweep_that_can_not_run_says_why_and_writes_nothing(
     assert not out.exists()
 
 
+BEST = {"best": {"value": 1.0}}
+
+
 @pytest.mark.parametrize(
-    "record",
+    ("record", "message"),
     [
-        {"run": "../away", "status": "finished", "best": {"value": 1.0}},
-        {"run": "inside", "status": "finished"},
-        {"run": "inside", "best": {"value": 1.0}},
+        ({"run": "../away", "status": "finished", **BEST}, "'../away' is not inside of a folder"),
+        ({"run": "/away", "status": "finished", **BEST}, "'/away' is not inside of a folder"),
+        ({"run": ".", "status": "finished", **BEST}, "'.' is not inside of a folder"),
+        ({"run": "inside", "status": "finished"}, "must have 'best'"),
+        ({"run": "inside", **BEST}, "must have 'status'"),
+        ({"run": "inside", "status": "ended", **BEST}, "'not finished', got 'ended'"),
+        ({"run": "inside", "status": "finished", "best": {"value": math.nan}}, "got nan"),
+        ({"run": "inside", "status": "finished", "best": {"value": "1.0"}}, "got '1.0'"),
     ],
 )
 def test_known_records_are_checked_before_anything_is_written(
-    record, tmp_path, monkeypatch, capsys
+    record, message, tmp_path, monkeypatch, capsys
 ):
     known = tmp_path / "known.jsonl"
     known.write_text(json.dumps(record))
@@ -307,8 +325,104 @@ def test_known_records_are_checked_before_anything_is_written(
     monkeypatch.setattr("sys.argv", ["sweep", *given])
     with pytest.raises(SystemExit):
         sweep.main()
-    assert "has no records of a sweep" in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == [known]
+
+
+def test_known_records_do_not_replace_those_of_the_folder(tmp_path):
+    run = Planned("run", "nmt/paper", "cwy", 0)
+    sweeps.restore(tmp_path, [json.dumps({"run": "run", "status": "finished", **BEST})])
+    others = [
+        {"run": "run", "status": "finished", "best": {"value": 0.5}},
+        {"run": "run", "status": "diverged"},
+    ]
+    sweeps.restore(tmp_path, map(json.dumps, others))
+    assert sweeps.read(tmp_path, run) == BEST
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["record.json"]
+
+
+@pytest.mark.parametrize(
+    ("broken", "content"),
+    [
+        ("tune.jsonl", '{"run": 3'),
+        ("tune.jsonl", "[]"),
+        ("tuning/lstm-3/record.json", "{"),
+        (".", "a file where the folder should be"),
+    ],
+)
+@pytest.mark.parametrize("stage", ["tune", "final"])
+def test_what_a_sweep_can_not_read_or_write_is_named_before_any_run(
+    stage, broken, content, tmp_path, monkeypatch, capsys
+):
+    out = tmp_path / "out"
+    path = out / broken.replace("tune", stage)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content)
+    known = tmp_path / "known.jsonl"
+    known.write_text(json.dumps({"run": "tuning/lstm-0", "status": "finished", **BEST}))
+    given = [stage, str(out), "--networks", "lstm", "--known", str(known)]
+    monkeypatch.setattr("sys.argv", ["sweep", *given])
+    with pytest.raises(SystemExit) as stopped:
+        sweep.main()
+    assert stopped.value.code == 2
+    assert str(path) in capsys.readouterr().err
+    assert path.read_text() == content
+
+
+def test_a_warning_names_the_search_whose_point_a_network_takes(tmp_path, capsys):
+    def warned(stage, network, ended):
+        out = tmp_path / network
+        run = f"{stages.SEARCHES[stage][0].folder}/{ended}"
+        sweeps.restore(out, [json.dumps({"run": run, "status": "diverged"})])
+        chosen = stages.Selection(out, networks.select(network), (0,), (), ())
+        sweep._warn_of_unfinished(stage, chosen)
+        return capsys.readouterr().err
+
+    gate = "cwy-256-tanh-gate-thin"
+    found = warned("final-decay", "cwy-512-tanh-gate-thin", f"{gate}-0")
+    assert f"{gate}: of 10 points of the search 1 have ended" in found
+    assert "cwy-128-relu: of 10 points" in warned("final", "cwy-64-relu", "cwy-128-relu-0")
+    assert "left out" in warned("final", "lstm", "gru-0")
+
+
+RECORDS = Path(__file__).parents[2] / "results"
+
+
+def recorded(stage):
+    """The settings of each run of a stage by its place, as its record has them."""
+    path = RECORDS / "bench" / "h200" / f"translation-{stage}.jsonl"
+    if path.exists():
+        found = map(json.loads, path.read_text().splitlines())
+        return {one["run"]: one["config"] for one in found if one["status"] == "finished"}
+    start = {"final": "tuned-", "decay": "decay-", "final-decay": "tuned-decay-"}[stage]
+    return {
+        f"nmt/{folder.name}": json.loads((folder / "record.json").read_text())["config"]
+        for folder in sorted((RECORDS / "nmt").glob(f"{start}*"))
+        if stage == "final-decay" or not folder.name.startswith("tuned-decay-")
+    }
+
+
+def test_each_stage_plans_the_runs_of_the_records(tmp_path):
+    for stage in ("tune", "tune-decay"):
+        path = RECORDS / "bench" / "h200" / f"translation-{stage}.jsonl"
+        sweeps.restore(tmp_path, sweeps.read_known(path))
+    for search, searched in stages.SEARCHES.values():
+        # A run that diverged has ended, too.
+        assert stages.unfinished(tmp_path, searched, search) == []
+    chosen = stages.Selection(
+        tmp_path, networks.NETWORKS, networks.SEEDS, list(stages.RESCUES), stages.DROPOUTS
+    )
+    for stage, plan in stages.STAGES.items():
+        planned = {run.folder: run for run in plan(chosen)}
+        found = recorded(stage)
+        assert found
+        for folder, config in found.items():
+            run = planned[folder]
+            mine = task.settings(run.what, run.method, run.seed, run.settings).to_dict()
+            # How a run is computed, and what it saves, is not what is compared.
+            for name in ("device", "precision", "recipe", "save_every", "log_every"):
+                del config[name]
+            assert config == {name: mine[name] for name in config}, folder
 
 
 def test_a_stage_keeps_its_other_runs_and_reports_failures(pairs, tmp_path, monkeypatch):

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from .. import _atomic
 from .._provenance import commit
+from .engine import files
+from .engine.config import one_of
 from .engine.folder import DIVERGED, RECORD
+
+STATUSES = ("finished", "diverged", "not finished")
 
 
 @dataclass(frozen=True)
@@ -50,11 +55,14 @@ class Place:
 
 
 def read(out: Path, run: Planned) -> dict[str, Any] | None:
-    """Return the record of a run, or None if it has not finished."""
+    """Return the record of a run, or None if it has not finished. A damaged one raises."""
     record = out / run.folder / RECORD
     if not record.is_file():
         return None
-    return json.loads(record.read_text())
+    try:
+        return files.read_json(record)
+    except files.Damaged as damage:
+        raise files.Damaged(f"{damage} Delete its folder to train the run again.") from None
 
 
 def lines(out: Path, runs: Iterable[Planned]) -> list[str]:
@@ -76,26 +84,68 @@ def lines(out: Path, runs: Iterable[Planned]) -> list[str]:
     return made
 
 
+def read_known(path: Path) -> list[str]:
+    """Return what :func:`lines` returned, from a file. A line that is no record raises."""
+    found = path.read_text(encoding="utf-8").splitlines()
+    if not found:
+        raise files.Damaged(f"{path} is empty.")
+    for number, text in enumerate(found, 1):
+        try:
+            _check_record(json.loads(text))
+        except KeyError as error:
+            raise files.Damaged(f"{path}, line {number}: a record must have {error}.") from None
+        except (ValueError, TypeError) as error:
+            raise files.Damaged(f"{path}, line {number} is no record: {error}.") from None
+    return found
+
+
+def _check_record(record: dict[str, Any]) -> None:
+    """Raise unless a line has a run inside of a folder, and how it ended."""
+    run = record["run"]
+    place = PurePath(run)
+    if not place.parts or place.is_absolute() or ".." in place.parts:
+        raise ValueError(f"the run {run!r} is not inside of a folder")
+    status = record["status"]
+    if status not in STATUSES:
+        raise ValueError(f"its status must be {one_of(STATUSES)}, got {status!r}")
+    if status == "finished":
+        value = record["best"]["value"]
+        if type(value) not in (int, float) or not math.isfinite(value):
+            raise ValueError(f"its best value must be a finite number, got {value!r}")
+
+
 def restore(out: Path, known: Iterable[str]) -> None:
-    """Write the records that :func:`lines` returned, so that their runs are not trained again."""
+    """Write the records that :func:`lines` returned, so that their runs are not trained again.
+
+    A run whose folder is there stays as it is.
+    """
     for text in known:
         record = json.loads(text)
         folder = out / record.pop("run")
         status = record.pop("status")
-        if status == "not finished":
+        if status == "not finished" or folder.exists():
             continue
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True)
         if status == "finished":
-            _atomic.write(folder / RECORD, f"{json.dumps(record, indent=2)}\n".encode())
+            files.write_json(folder / RECORD, record)
         else:
             _atomic.write(folder / DIVERGED, b"as in an earlier sweep\n")
 
 
 def merge(path: Path, made: Iterable[str]) -> None:
-    """Write the lines of runs into a file. Lines of other runs stay."""
-    every = list(made)
-    if path.is_file():
-        every = [*path.read_text().splitlines(), *every]
-    by_run = {json.loads(text)["run"]: text for text in every}
+    """Write the lines of runs into a file. Lines of other runs stay. A damaged file raises."""
+    by_run = _by_run(path) | {json.loads(text)["run"]: text for text in made}
     path.parent.mkdir(parents=True, exist_ok=True)
     _atomic.write(path, "".join(f"{text}\n" for text in by_run.values()).encode())
+
+
+def _by_run(path: Path) -> dict[str, str]:
+    """Return the lines of a file by the run of each."""
+    if not path.is_file():
+        return {}
+    try:
+        return {json.loads(text)["run"]: text for text in path.read_text("utf-8").splitlines()}
+    except (ValueError, KeyError, TypeError):
+        raise files.Damaged(
+            f"{path} is damaged: a line of it is no record of a run. Delete the line, or the file."
+        ) from None

@@ -142,6 +142,6 @@ def select(names: str) -> tuple[Network, ...]:
         if name in GROUPS:
             found += GROUPS[name]
             continue
-        choose("network", name, [network.name for network in NETWORKS])
+        choose("network", name, [*GROUPS, *(network.name for network in NETWORKS)])
         found += [network for network in NETWORKS if network.name == name]
     return tuple(dict.fromkeys(found))

@@ -195,9 +195,12 @@ def unfinished(out: Path, networks: Iterable[Network], search: Search) -> list[s
     for network in networks:
         ended = len(losses(out, network, search))
         if ended < network.points:
-            sentences.append(
+            sentence = (
                 f"{network.name}: of {network.points} points of the search {ended} have ended."
             )
+            if ended == 0:
+                sentence += " Its point is not known, so its networks are left out."
+            sentences.append(sentence)
     return sentences
 
 
