@@ -8,8 +8,9 @@ import torch
 from cwy.experiments.engine import checkpoint
 from cwy.experiments.engine.distributed import Group
 from cwy.experiments.engine.monitor import Diverged, Guard
+from cwy.experiments.engine.runner import RunError
 from cwy.optim import Joint, for_model
-from tests.helpers.runs import loop, rows, same, weights
+from tests.helpers.runs import loop, rows, same, train, weights
 
 pytestmark = pytest.mark.slow
 
@@ -52,6 +53,8 @@ def test_finite_gradients_whose_norm_overflows_stop_the_run(tmp_path):
     )
     with pytest.raises(Diverged, match="of step 13 was not finite"):
         broken.run()
+    with pytest.raises(RunError, match="holds a run that diverged"):
+        train(tmp_path / "run", clip=1.0)
 
 
 def fused_adam(parameters, device):

@@ -25,11 +25,11 @@ from cwy.experiments.engine.folder import Folder
 from cwy.experiments.engine.loop import Loop
 from cwy.experiments.engine.monitor import Diverged
 from cwy.experiments.engine.runner import RunError
-from cwy.experiments.nmt.corpus import load, read
+from cwy.experiments.nmt.corpus import frequency_loss, load, read
 from cwy.experiments.nmt.model import data_of
 from cwy.experiments.nmt.recipes import paper
 from cwy.experiments.nmt.report import DESCRIPTIONS, epoch_seconds
-from cwy.experiments.nmt.text import PAD, START
+from cwy.experiments.nmt.text import PAD, START, Vocabulary
 from cwy.experiments.nmt.translate import translate
 from cwy.experiments.report import find_runs, write
 from cwy.experiments.report.panels import arrange
@@ -118,6 +118,21 @@ def test_an_archive_is_known_by_what_is_in_it(tmp_path):
     ):
         path.write_bytes(damaged)
         assert inspect(path, file)
+
+
+def test_the_guess_by_frequency_is_a_distribution_over_words():
+    vocabulary = Vocabulary(["a", "b"])
+    train = [("a", "a"), ("a", "c")]
+    # Every word counts as if it occurred once more: pad, start, end, unknown, a, b.
+    counts = torch.tensor([1.0, 1, 3, 2, 4, 1])
+    log_p = (counts / counts.sum()).log()
+    expected = -float(log_p[vocabulary.numbers(("b", "a"))].mean())
+    assert frequency_loss(vocabulary, train, [("b", "a")]) == pytest.approx(expected, abs=1e-3)
+
+
+def test_a_file_whose_words_are_all_rare_is_refused(pairs):
+    with pytest.raises(DataError, match="no word occurs min_count=9999 times"):
+        load(replace(paper("cwy"), file=str(pairs), min_count=9999), 0)
 
 
 @pytest.mark.skipif(
@@ -259,7 +274,8 @@ def test_what_can_not_translate_says_why(whole, trained, tmp_path):
             said(None, folder, *texts, **options)
 
     refused(whole, "is a run of copying, which translates nothing", "hola")
-    refused(tmp_path, "is not a run folder", "hola")
+    refused(tmp_path, "is not a run folder: .* To list the runs in it: cwy runs", "hola")
+    refused(trained, "--beams must be at most 17", "mi gato", beams=18)
     refused(trained, "must end in .png", "hola", attention=Path("map.doc"))
     refused(trained, "give one, in quotes", "a", "b", attention=Path("map.png"))
     refused(trained, "has no words", " ", attention=Path("map.png"))
@@ -277,12 +293,14 @@ def test_what_can_not_translate_says_why(whole, trained, tmp_path):
         (trained / "weights.safetensors").read_bytes(),
     )
     (other / "weights.safetensors").write_bytes(content)
-    for change, reason in (
-        ({"hidden_size": 40}, "size mismatch"),
-        ({"method": "lstm"}, "reflections is a setting of orthog"),
-    ):
-        (other / "config.json").write_text(json.dumps(config | change))
-        refused(other, f"other .*are not those of its settings: .*{reason}", "hola")
+    (other / "config.json").write_text(json.dumps(config | {"hidden_size": 40}))
+    refused(other, "other: another version .*, or its config.json was changed", "hola")
+    (other / "config.json").write_text(json.dumps(config | {"method": "lstm"}))
+    refused(
+        other,
+        "other are not those of its settings: .*reflections is a setting of orthog",
+        "hola",
+    )
     (other / "weights.safetensors").write_bytes(content[:-9])
     refused(other, "weights.safetensors is damaged", "hola")
     (other / "weights.safetensors").write_bytes((whole / "weights.safetensors").read_bytes())
@@ -349,7 +367,7 @@ def test_recipes_of_the_paper_keep_its_settings_and_others_are_tuned():
         assert task.settings(f"nmt/{method}").config.lr < 1e-2
     gated = task.settings("nmt/cwy-256-gate")
     assert (gated.method, gated.config.reflections, gated.config.gate) == ("cwy", 256, True)
-    with pytest.raises(ConfigError, match="Add gate=true"):
+    with pytest.raises(ConfigError, match="or gate=true for an orthogonal"):
         task.settings("nmt/cwy-128", assignments=("thin_gate=true",))
 
 
@@ -433,7 +451,7 @@ def test_the_report_holds_times_against_the_lstm_and_the_paper(tmp_path):
     runs = find_runs([tmp_path])
     assert sorted(map(epoch_seconds, runs)) == [3.5, 4.5]
     (panel,) = arrange(runs)
-    assert panel.finding == "lstm 1.400 and cwy 1.500 nats a word"
+    assert panel.finding == "lstm 1.400 and cwy 1.500 nats per word"
     for other in (
         {"nonlinearity": "tanh"},
         {"columns": "1-2"},

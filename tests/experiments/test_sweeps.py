@@ -279,7 +279,7 @@ def test_every_network_of_the_sweep_has_settings_that_exist():
         (("decay", "--processes", "0"), "must be a whole number from 1 on, got 0"),
         (("decay", "--processes", "two"), "must be a whole number from 1 on, got two"),
         (("decay", "--precision", "half"), "invalid choice: 'half'"),
-        (("decay", "--dropouts", "2"), "dropout must be a part, below 1, got 2.0"),
+        (("decay", "--dropouts", "2"), "dropout must be above 0 and below 1, got 2.0"),
         (("decay", "--set", "rate=1"), "decay-lstm-dropout0.3-seed0: unknown setting 'rate'"),
         (("decay", "--set", "validation=none"), "--set can't have validation"),
         (("tune", "--networks", "lstm", "--set", "lr=1e-3"), "--set can't have lr"),

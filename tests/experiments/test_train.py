@@ -261,7 +261,8 @@ def test_a_bug_in_a_task_keeps_its_traceback(tmp_path, monkeypatch):
 
 def test_a_folder_with_another_run_is_left_alone(whole):
     with pytest.raises(
-        RunError, match=r"holds another run: lr is 0\.001 there\. Choose another --out"
+        RunError,
+        match=r"another run: lr is 0\.001 there and 0\.5 here\. Choose another --out",
     ):
         train(whole, lr=0.5)
 

@@ -9,7 +9,7 @@ import hashlib
 import io
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -131,7 +131,7 @@ class State:
         try:
             whole = parse(content)
             self._check(folder, whole, steps)
-            _check_shapes(folder, whole["model"], parts.model)
+            check_shapes(folder.parent, whole["model"], parts.model)
             self._load(whole, group, parts)
         except ConfigError:
             raise
@@ -328,15 +328,15 @@ def _hash_of(path: Path) -> Path:
     return path.with_name(f"{path.name}.sha256")
 
 
-def _check_shapes(folder: Path, found: dict[str, Any], model: nn.Module) -> None:
-    """Raise if a weight has another shape than the same settings give it now."""
+def check_shapes(run: Path, found: Mapping[str, Any], model: nn.Module) -> None:
+    """Raise if a weight of a run has another shape than the same settings give it now."""
     for name, weight in (*model.named_parameters(), *model.named_buffers()):
         there = found.get(name)
         if isinstance(there, Tensor) and there.shape != weight.shape:
             raise ConfigError(
-                f"{folder.parent}: another version of cwy saved this run. Its weight {name} is "
-                f"{tuple(there.shape)}, and this version makes it {tuple(weight.shape)}. "
-                "Go on with that version, or start another run in another folder."
+                f"{run}: another version of cwy saved this run, or its config.json was changed. "
+                f"Its weight {name} is {tuple(there.shape)}, and here it would be "
+                f"{tuple(weight.shape)}. Use that version, or train another run in another folder."
             )
 
 

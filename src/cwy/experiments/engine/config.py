@@ -121,11 +121,15 @@ def _check_value(of: Field, value: Any) -> None:
     if isinstance(value, int) and value > most:
         raise ConfigError(f"{of.name} must be at most {most:,}, got {_cut(value)}.")
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    if number and not 0 < value < math.inf:
+    below = of.metadata.get("below", math.inf)
+    if number and not 0 < value < below:
+        allowed = "positive and finite"
+        if below < math.inf:
+            allowed = f"above 0 and below {below}"
         hint = ""
         if of.default is None:
             hint = " It may also be none."
-        raise ConfigError(f"{of.name} must be positive and finite, got {_cut(value)}.{hint}")
+        raise ConfigError(f"{of.name} must be {allowed}, got {_cut(value)}.{hint}")
     if isinstance(value, str) and not value.isprintable():
         raise ConfigError(
             f"{of.name} must be a text without control characters, got {_cut(value)}."

@@ -75,7 +75,12 @@ class Folder:
         try:
             return Settings.from_dict(files.read_json(path))
         except (FileNotFoundError, NotADirectoryError):
-            raise ConfigError(f"{self.path} is not a run folder: it has no {CONFIG}.") from None
+            hint = ""
+            if self.path.is_dir():
+                hint = f" To list the runs in it: cwy runs {self.path}"
+            raise ConfigError(
+                f"{self.path} is not a run folder: it has no {CONFIG}.{hint}"
+            ) from None
         except files.Damaged as damage:
             raise ConfigError(str(damage)) from None
         except ConfigError as error:
@@ -155,10 +160,10 @@ class Folder:
                 return read_weights(path)
         content = checkpoint.last(self.checkpoints, say)
         if not content:
-            raise ConfigError(
-                f"{self.path} has neither {WEIGHTS} nor a checkpoint. The run has saved none yet, "
-                "or a sweep has removed them."
-            )
+            reason = "The run has saved none yet, or a sweep has removed them."
+            if self.diverged:
+                reason = "The run diverged, and a run keeps only what is finite."
+            raise ConfigError(f"{self.path} has neither {WEIGHTS} nor a checkpoint. {reason}")
         model = checkpoint.parse(content).get("model")
         if not isinstance(model, dict):
             raise files.Damaged(

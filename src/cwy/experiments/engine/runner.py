@@ -26,7 +26,7 @@ from .task import Settings, differences
 
 FAILED = 1
 MEASURES = ("loss", "accuracy", "bleu")
-AGAIN = "The same command continues all of them."
+AGAIN = "The same command continues all runs."
 
 
 class RunError(Exception):
@@ -263,6 +263,11 @@ def _problem(settings: Settings, folder: Folder, go_on: bool) -> str:
     differ = differences(there, settings.to_dict())
     if differ:
         return f"{folder.path} holds another run: {', '.join(differ)}. Choose another --out."
+    if folder.diverged and not go_on:
+        return (
+            f"{folder.path} holds a run that diverged. Change a setting, such as lr, and choose "
+            "another --out."
+        )
     if not (go_on or finished):
         return f"{folder.path} holds a run that is not finished. To go on: cwy resume {folder.path}"
     return ""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import random
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -12,7 +14,7 @@ from typing import Any, NamedTuple
 
 from ..data import DataError, tatoeba
 from .recipes import NmtConfig
-from .text import Vocabularies, Vocabulary, Words, words
+from .text import SPECIAL, Vocabularies, Vocabulary, Words, words
 
 TEST = 0.2
 """The fraction of the pairs that is held out for the test."""
@@ -119,6 +121,11 @@ def _corpus(content: bytes, name: str, wanted: _Wanted) -> Corpus:
         source=Vocabulary.of(_sources(split.train), wanted.min_count),
         target=Vocabulary.of(_targets(split.train), wanted.min_count),
     )
+    if min(map(len, vocabularies)) == len(SPECIAL):
+        raise DataError(
+            f"{name}: no word occurs min_count={wanted.min_count} times in its {len(split.train)} "
+            "training pairs. Lower min_count."
+        )
     counts = {"train": len(split.train)}
     if wanted.validation is not None:
         counts["validation"] = len(split.held_out)
@@ -162,7 +169,26 @@ def _word_facts(
             _seen(targets, _targets(split.train)),
         ],
         "mean words": [_mean_length(_sources(chosen)), _mean_length(_targets(chosen))],
+        "loss by word frequency": [
+            frequency_loss(vocabularies.source, _sources(split.train), sources),
+            frequency_loss(vocabularies.target, _targets(split.train), targets),
+        ],
     }
+
+
+def frequency_loss(
+    vocabulary: Vocabulary, train: Sequence[Words], held_out: Sequence[Words]
+) -> float:
+    """Return the loss, in nats per word, of a guess by how often each word is in training.
+
+    A network has learned something only below it. Each word counts as if it occurred once more.
+    """
+    counts = Counter(range(len(vocabulary)))
+    for sentence in train:
+        counts.update(vocabulary.numbers(sentence))
+    guessed = [counts[number] for sentence in held_out for number in vocabulary.numbers(sentence)]
+    loss = math.log(counts.total()) - sum(map(math.log, guessed)) / len(guessed)
+    return round(loss, 3)
 
 
 def read(content: bytes, name: str, columns: str) -> Content:

@@ -9,6 +9,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
+from ..engine.checkpoint import check_shapes
 from ..engine.config import ConfigError
 from ..engine.files import Damaged
 from ..engine.folder import Folder
@@ -83,6 +84,11 @@ class Interpreter:
                 f"{len(sentence)} words, the longest sentence in training had {longest}: "
                 "do not rely on it"
             )
+        if beams > len(vocabularies.target):
+            raise ConfigError(
+                f"--beams must be at most {len(vocabularies.target):,}, the words that the network "
+                f"knows, got {beams:,}. A few, such as 5, are enough."
+            )
         source = self._tensor(vocabularies.source.numbers(sentence))
         limit = 2 * min(len(sentence), longest) + 10
         (target,) = decode(self.model, source, limit, beams)
@@ -132,9 +138,17 @@ def _model(path: Path, settings: Settings, weights: dict[str, Tensor]) -> Transl
         if "_extra_state" not in weights:
             raise ConfigError("they hold no words")
         model = Translator(settings.method, config, data_of(weights["_extra_state"]), dtype)
-        model.load_state_dict(weights)
     except (ValueError, RuntimeError) as error:
-        # torch lists everything that does not fit. The first line is enough.
-        reason = str(error).splitlines()[:2][-1].strip().rstrip(".")
-        raise Damaged(f"the weights in {path} are not those of its settings: {reason}.") from None
+        raise _other_weights(path, error) from None
+    check_shapes(path, weights, model)
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:
+        raise _other_weights(path, error) from None
     return model
+
+
+def _other_weights(path: Path, error: Exception) -> Damaged:
+    # torch lists everything that does not fit. The first line is enough.
+    reason = str(error).splitlines()[:2][-1].strip().rstrip(".")
+    return Damaged(f"the weights in {path} are not those of its settings: {reason}.")

@@ -50,7 +50,7 @@ class NmtConfig(RecurrentConfig):
     file: str | None = None
     columns: str = field(default="2-1", metadata={"choices": ("2-1", "1-2")})
     pairs: int | None = None
-    validation: float | None = None
+    validation: float | None = field(default=None, metadata={"below": 1})
     final_test: bool = True
     min_count: int = 2
     embedding_size: int = 256
@@ -61,7 +61,7 @@ class NmtConfig(RecurrentConfig):
     gate: bool = False
     gate_encoder: bool = True
     thin_gate: bool = False
-    dropout: float | None = None
+    dropout: float | None = field(default=None, metadata={"below": 1})
     epochs: int = 10
     bucket: int = 2
     test_batch_size: int = 512
@@ -69,8 +69,6 @@ class NmtConfig(RecurrentConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.validation is not None and self.validation >= 1:
-            raise ConfigError(f"validation must be a part, below 1, got {self.validation}.")
         if self.validation is None and self.patience is not None:
             raise ConfigError(
                 "patience compares epochs on validation pairs, and there are none. Add "
@@ -85,11 +83,11 @@ class NmtConfig(RecurrentConfig):
         if changed and not self.gate:
             raise ConfigError(
                 "gate_encoder and thin_gate are settings of the gate, which this network does "
-                "not have. Add gate=true for an orthogonal method, or set thin_gate=false and "
-                "gate_encoder=true."
+                "not have. Set thin_gate=false and gate_encoder=true, or gate=true for an "
+                "orthogonal method."
             )
-        if self.dropout is not None and self.dropout >= 1:
-            raise ConfigError(f"dropout must be a part, below 1, got {self.dropout}.")
+        if self.file == "":
+            raise ConfigError("file must be the path of a file, or none for Tatoeba, got ''.")
         if self.nonlinearity == "modrelu" and not self.input_bias:
             raise ConfigError(
                 "input_bias can't be false for modrelu, whose threshold the bias is. "

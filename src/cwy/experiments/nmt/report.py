@@ -116,7 +116,7 @@ def _finding(series: Sequence[Series]) -> str:
         best.setdefault(method, f"{label} {loss:.3f}")
     if not best:
         return "not evaluated yet"
-    return f"{listed(list(best.values())[:SHOWN])} nats a word"
+    return f"{listed(list(best.values())[:SHOWN])} nats per word"
 
 
 def _published(config: Config) -> str | None:
