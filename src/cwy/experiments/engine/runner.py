@@ -138,16 +138,15 @@ def resume(path: Path, device: str | None, console: Console, stop: Stop) -> int:
 
 def check_device(name: str) -> None:
     """Raise unless torch can use this device."""
+    if not name.startswith(("cpu", "cuda")):
+        raise ConfigError(f"--device must be cpu or cuda, got {name}.")
     try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
+        torch.empty(0, device=torch.device(name))
     except (RuntimeError, AssertionError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ConfigError(
             f"--device {name} can't be used: {reason}. See `cwy info` for the devices here."
         ) from None
-    if device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"--device must be cpu or cuda, got {name}.")
 
 
 def _start_one_of_many(run: _Start) -> int:
