@@ -82,7 +82,7 @@ def test_a_setting_that_an_earlier_version_lacks_has_its_default(tmp_path):
         path.write_text(json.dumps(config))
     (panel,) = arrange(find_runs([tmp_path]))
     assert {one.label: len(one.runs) for one in panel.series} == {
-        "cwy (clip = None)": 2,
+        "cwy (clip = none)": 2,
         "cwy (clip = 1)": 1,
     }
 

@@ -192,6 +192,20 @@ def choose(what: str, name: str, known: Iterable[str]) -> str:
     raise ConfigError(f"unknown {what} {_cut(name)}.{_near(name, known)} Known: {listed}.")
 
 
+def as_given(value: object) -> str:
+    """Return a setting as ``--set`` takes it.
+
+    Example:
+        >>> as_given(None), as_given(True), as_given(1.0), as_given("Pairs.tsv")
+        ('none', 'true', '1', 'Pairs.tsv')
+    """
+    if value is None or isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float) and float(f"{value:g}") == value:
+        return f"{value:g}"
+    return str(value)
+
+
 def one_of(names: Iterable[str]) -> str:
     """Return names as a choice, for a message.
 

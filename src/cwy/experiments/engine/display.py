@@ -11,6 +11,7 @@ from rich.live import Live
 from rich.text import Text
 
 from ...terminal import fold, printable
+from .config import as_given
 from .task import Settings, load
 
 BAR = 15
@@ -84,7 +85,7 @@ class Display:
         if step:
             title += f", going on from step {step}"
         self.console.print(title, style="bold")
-        values = " ".join(f"{key}={plain(value)}" for key, value in rest.items())
+        values = " ".join(f"{key}={as_given(value)}" for key, value in rest.items())
         self.console.print(values, style="dim")
         if facts:
             known = ", ".join(f"{key} {_fact(value)}" for key, value in facts.items())
@@ -200,15 +201,6 @@ class Display:
 
         pace = (self._clock() - self._first_time) / (self._step - first)
         return f"{duration(pace * (self._total - self._step))} left,"
-
-
-def plain(value: object) -> str:
-    """Return a setting as ``--set`` takes it."""
-    if value is None:
-        return "none"
-    if isinstance(value, float):
-        return f"{value:g}"
-    return str(value).lower()
 
 
 def _fact(value: object) -> str:

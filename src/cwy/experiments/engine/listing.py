@@ -16,8 +16,7 @@ from rich.text import Text
 
 from ...terminal import printable
 from .checkpoint import step_of
-from .config import Config
-from .display import plain
+from .config import Config, as_given
 from .folder import CONFIG, Folder
 from .task import TASKS, Task, load, settings
 
@@ -68,7 +67,7 @@ def show_recipe(what: str, method: str | None, console: Console) -> None:
     view.add_column("meaning")
     about = meanings(task.Config)
     for key, value in chosen.config.to_dict().items():
-        view.add_row(key, plain(value), about[key])
+        view.add_row(key, as_given(value), about[key])
     console.print(view)
 
 

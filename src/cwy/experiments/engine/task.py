@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from .config import Config, ConfigError, choose
+from .config import Config, ConfigError, as_given, choose
 from .optimizers import schedulable
 
 C = TypeVar("C", bound=Config)
@@ -92,17 +92,10 @@ class Settings:
 def differences(there: dict[str, Any], here: dict[str, Any]) -> list[str]:
     """Return how settings differ, in words. The device may differ."""
     return [
-        f"{key} is {_as_given(there.get(key))} there and {_as_given(here[key])} here"
+        f"{key} is {as_given(there.get(key))} there and {as_given(here[key])} here"
         for key in here
         if there.get(key) != here[key] and key != "device"
     ]
-
-
-def _as_given(value: object) -> str:
-    """Return a value as the option --set takes it."""
-    if value is None or isinstance(value, bool):
-        return str(value).lower()
-    return str(value)
 
 
 class Best(NamedTuple):

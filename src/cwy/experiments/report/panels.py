@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from textwrap import shorten
 from typing import Any
 
+from ..engine.config import as_given
 from ..engine.files import slug
 from .describe import Config, Curve, Description, Series, describe
 from .runs import Run
@@ -181,7 +182,7 @@ def _label(run: Run, alike: Sequence[Run]) -> str:
 
 
 def _setting(key: str, value: object) -> str:
-    shown = shorten(str(value), LONGEST, placeholder="…")
+    shown = shorten(as_given(value), LONGEST, placeholder="…")
     if key == "nonlinearity":
         return shown
     if isinstance(value, float):

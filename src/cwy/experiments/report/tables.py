@@ -11,6 +11,7 @@ from typing import Any
 from markupsafe import Markup
 
 from ...terminal import printable
+from ..engine.config import as_given
 from .describe import Column, Series
 from .figure import styles
 from .markup import render
@@ -266,10 +267,7 @@ def _relative(column: Column, panel: Panel) -> Column:
 
 
 def _setting(run: Run, key: str) -> str:
-    value = run.config.get(key, "–")
-    if value is None:
-        return "none"
-    return str(value)
+    return as_given(run.config.get(key, "–"))
 
 
 def _row(texts: Iterable[str], wraps: bool = False) -> Row:
