@@ -61,9 +61,11 @@ class Table:
 def summary(panel: Panel) -> Table:
     """Return a row per series: its numbers over the seeds, and what was published.
 
-    The numbers are of the runs that ended, if any did. Long claims are in :func:`claims`.
+    The numbers are of the runs that ended, if any did. Long claims are in :func:`claims`. A column
+    of ratios that no run has is left out.
     """
-    columns = [_relative(column, panel) for column in (*panel.description.columns, TIME)]
+    every = [_relative(column, panel) for column in (*panel.description.columns, TIME)]
+    columns = [column for column in every if column.against is None or _has_value(column, panel)]
     heads = ["method", *(column.heading for column in columns)]
     published = _published(panel)
     has_column = bool(published) and not claims(panel)
@@ -89,6 +91,10 @@ def summary(panel: Panel) -> Table:
             )
         )
     return Table(heads, rows)
+
+
+def _has_value(column: Column, panel: Panel) -> bool:
+    return any(column.value(run) is not None for run in panel.runs)
 
 
 def claims(panel: Panel) -> dict[str, str]:
