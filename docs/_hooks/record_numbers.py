@@ -173,9 +173,15 @@ def runs(pattern: str) -> Runs:
     return Runs(tuple(found))
 
 
-def step_ms(network: str, kind: str = "graph", precision: str = "float32") -> float:
+PACE = "h200/translation-pace"
+"""The file with the times of translation's training steps."""
+
+
+def step_ms(
+    network: str, kind: str = "graph", precision: str = "float32", file: str = PACE
+) -> float:
     """Return the milliseconds of a training step of translation, "plain" or as a "graph"."""
-    return line("h200/translation-pace", f"{network} {precision}")[f"{kind}_ms"]
+    return line(file, f"{network} {precision}")[f"{kind}_ms"]
 
 
 SEARCHED = {"float32": "nmt/float32-decay", "bfloat16": "nmt/tuned-decay"}
@@ -205,9 +211,17 @@ def common_best(networks: Sequence[str], setting: str) -> float:
     return best[networks[0]]["config"][setting]
 
 
-def of_lstm(network: str, kind: str, precision: str) -> str:
+def of_lstm(network: str, kind: str, precision: str, file: str = PACE) -> str:
     """Write the time of a training step of translation as a percentage of the LSTM's."""
-    return _share(step_ms(network, kind, precision), step_ms("lstm", kind, precision))
+    own = step_ms(network, kind, precision, file)
+    return _share(own, step_ms("lstm", kind, precision, file))
+
+
+def plain_of_lstm(network: str, precision: str) -> str:
+    """Write the share of the LSTM's time in plain calls, now and as measured earlier."""
+    files = (PACE, f"{PACE}-earlier")
+    shares = [of_lstm(network, "plain", precision, file) for file in files]
+    return " and ".join(dict.fromkeys(shares))
 
 
 def to_best_epoch(network: str, precision: str) -> str:
@@ -218,6 +232,31 @@ def to_best_epoch(network: str, precision: str) -> str:
         return step_ms(one, "graph", precision) * epochs.mean
 
     return _share(time(network), time("lstm"))
+
+
+def to_loss_of_lstm(network: str, precision: str) -> str:
+    """Write the time of all steps up to the LSTM's lowest validation loss, as a percentage.
+
+    The whole is the time that the LSTM takes to this loss. Both have the same seed, and the
+    percentage is of the means over the seeds.
+    """
+    own = []
+    theirs = []
+    pairs = zip(searched(network, precision).runs, searched("lstm", precision).runs, strict=True)
+    for run, lstm in pairs:
+        epochs, losses = lstm.curve("validation", "loss", "epoch")
+        goal = min(losses)
+        theirs.append(epochs[losses.index(goal)])
+        reached = [
+            epoch
+            for epoch, loss in zip(*run.curve("validation", "loss", "epoch"), strict=True)
+            if loss <= goal
+        ]
+        if not reached:
+            raise NumberError(f"{run.folder.name} never has the LSTM's lowest validation loss.")
+        own.append(reached[0])
+    time = step_ms(network, "graph", precision) * mean(own)
+    return _share(time, step_ms("lstm", "graph", precision) * mean(theirs))
 
 
 def parameters_of_lstm(network: str) -> str:
@@ -294,6 +333,14 @@ def swept_seeds(file: str, run: str) -> Values:
     return Values(tuple(found))
 
 
+def swept_last(file: str, run: str, metric: str) -> Values:
+    """Return a last validation metric of runs of a sweep that differ by their seed."""
+    seeds = [one for name, one in _lines(file).items() if name.startswith(f"{run}-seed")]
+    if not seeds:
+        raise NumberError(f"{file}.jsonl has no run {run!r} with a seed.")
+    return Values(tuple(one["final"]["validation"][metric] for one in seeds))
+
+
 def quoted(file: str, where: str, number: str) -> str:
     """Return a number that stands, as it is written, in a line of a text under results/bench.
 
@@ -362,6 +409,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "of_lstm": of_lstm,
     "paper": paper,
     "parameters_of_lstm": parameters_of_lstm,
+    "plain_of_lstm": plain_of_lstm,
     "quoted": quoted,
     "ratio": ratio,
     "record": record,
@@ -373,8 +421,10 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "sentences": sentences,
     "step_ms": step_ms,
     "swept": swept,
+    "swept_last": swept_last,
     "swept_seeds": swept_seeds,
     "to_best_epoch": to_best_epoch,
+    "to_loss_of_lstm": to_loss_of_lstm,
     "us": us,
 }
 FILTERS: dict[str, Callable[..., Any]] = {
@@ -383,6 +433,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "ms": _over_runs(tables.ms),
     "number": _over_runs(words.number),
     "percent": _over_runs(words.percent),
+    "share": _over_runs("{:.0%}".format),
     "times": _over_runs(tables.times),
 }
 
