@@ -7,6 +7,7 @@ import json
 import math
 import shutil
 import signal
+import time
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +34,8 @@ from cwy.experiments.nmt.text import PAD, START, Vocabulary
 from cwy.experiments.nmt.translate import translate
 from cwy.experiments.report import find_runs, write
 from cwy.experiments.report.panels import arrange
+from cwy.experiments.sweeps import Place, Planned
+from cwy.experiments.worker import STOPPED, train_one
 from tests.helpers.cli import COMMAND, cwy, run, start
 from tests.helpers.language import TINY
 from tests.helpers.runs import numbers, resume, same, until, weights
@@ -331,6 +334,17 @@ def test_a_run_goes_on_with_its_own_data_alone(pairs, tmp_path, monkeypatch, cap
             said(None, out, held_out=1)
         with pytest.raises(RunError):
             resume(out)
+
+
+def test_a_run_whose_file_has_more_words_now_is_not_gone_on_with(pairs, tmp_path):
+    file = tmp_path / "pairs.tsv"
+    shutil.copy(pairs, file)
+    run = Planned("run", "nmt/paper", "cwy", 0, (f"file={file}", *TINY, "epochs=1000"))
+    assert train_one(run, Place(tmp_path, stop=time.time() + 0.3)) == STOPPED
+    with file.open("a") as lines:
+        lines.write("a green tree.\tun verde arbol.\n" * 2)
+    with pytest.raises(RunError, match="belong to other data"):
+        resume(tmp_path / "run")
 
 
 def test_weights_that_do_not_know_their_file_are_gone_on_with(pairs):

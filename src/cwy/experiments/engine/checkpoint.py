@@ -131,8 +131,7 @@ class State:
         try:
             whole = parse(content)
             self._check(folder, whole, steps)
-            check_shapes(folder.parent, whole["model"], parts.model)
-            self._load(whole, group, parts)
+            self._load(folder.parent, whole, group, parts)
         except ConfigError:
             raise
         except Exception as error:
@@ -146,12 +145,12 @@ class State:
             ) from error
         return True
 
-    def _load(self, whole: dict[str, Any], group: Group, parts: Parts) -> None:
+    def _load(self, path: Path, whole: dict[str, Any], group: Group, parts: Parts) -> None:
         run = whole["run"]
         if run.get("weights"):
             # The best weights are loaded at the end of a run only. Whether they fit is checked now.
-            parts.model.load_state_dict(run["weights"])
-        parts.model.load_state_dict(whole["model"])
+            _load_weights(path, run["weights"], parts.model)
+        _load_weights(path, whole["model"], parts.model)
         optimizers.load(parts.optimizer, whole["optimizer"])
         parts.meter.load_state_dict(whole["meter"])
         for one in fields(self):
@@ -326,6 +325,16 @@ def step_of(path: Path) -> int:
 
 def _hash_of(path: Path) -> Path:
     return path.with_name(f"{path.name}.sha256")
+
+
+def _load_weights(run: Path, found: Mapping[str, Any], model: nn.Module) -> None:
+    """Load the weights of a run into a model."""
+    try:
+        # A model may have its own reason against them, such as other data.
+        model.load_state_dict(found)
+    except RuntimeError:
+        check_shapes(run, found, model)
+        raise
 
 
 def check_shapes(run: Path, found: Mapping[str, Any], model: nn.Module) -> None:
