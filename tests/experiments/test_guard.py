@@ -37,9 +37,12 @@ def test_a_gradient_that_is_not_finite_stops_the_run_before_its_step(loop, tmp_p
         Diverged, match=r"of step 13 was not finite: .* last good checkpoint is .*step-00000007\.pt"
     ):
         broken.run()
-    # A step along a gradient of zero may round a weight on the manifold.
     expected = weights(tmp_path / "fine")
-    torch.testing.assert_close(broken.model.state_dict(), expected, rtol=0, atol=1e-6)
+    if loop is fused_loop:
+        # A step along a gradient of zero may round a weight on the manifold.
+        torch.testing.assert_close(broken.model.state_dict(), expected, rtol=0, atol=1e-6)
+    else:
+        assert same(broken.model.state_dict(), expected)
     assert [path.name for path in checkpoint.listed(tmp_path / "run" / "checkpoints")] == [
         "step-00000007.pt"
     ]

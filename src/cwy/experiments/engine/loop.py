@@ -131,7 +131,10 @@ class Loop:
         kept = "There is no checkpoint yet."
         if path:
             kept = f"The last good checkpoint is {path}."
-        message = f"{error}: the run is stopped. {kept} A lower lr, clip or warmup may help."
+        message = (
+            f"{error}: the run is stopped. {kept} A lower lr, a clip or a longer warmup may help, "
+            "in another folder."
+        )
         if self.group.first:
             self.folder.write_file(DIVERGED, f"{message}\n".encode())
         return Diverged(message)

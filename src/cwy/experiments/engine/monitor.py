@@ -171,7 +171,10 @@ class Guard:
             bad_steps = max(int(part) for part in group.gather(self.bad_steps.cpu().reshape(1)))
             if bad_steps:
                 first = step - bad_steps + 1
-                raise Diverged(f"the loss or a gradient of step {first} was not finite")
+                raise Diverged(
+                    f"the loss, a gradient or the norm of all gradients of step {first} was not "
+                    "finite"
+                )
             self.error = worst_orthogonality(self.model)
             self.checked_step = step
         if self.error is None:
