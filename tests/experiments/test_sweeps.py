@@ -20,6 +20,7 @@ from cwy.experiments.engine import task
 from cwy.experiments.engine.config import ConfigError
 from cwy.experiments.nmt import networks, speed, stages, sweep
 from cwy.experiments.pool import ATTEMPTS, train
+from cwy.experiments.report import find_runs
 from cwy.experiments.sweeps import Place, Planned
 from cwy.experiments.worker import STOPPED, train_one
 from tests.helpers.language import TINY
@@ -27,6 +28,10 @@ from tests.helpers.language import TINY
 pytest.importorskip("platformdirs")
 pytest.importorskip("sacrebleu")
 pytestmark = pytest.mark.slow
+
+
+RECORDS = Path(__file__).parents[2] / "results"
+STARTED = RECORDS / "bench" / "h200" / "translation-start.jsonl"
 
 
 def test_a_sweep_tunes_on_validation_pairs_and_tests_the_best_epoch(pairs, tmp_path):
@@ -49,11 +54,12 @@ def test_a_sweep_tunes_on_validation_pairs_and_tests_the_best_epoch(pairs, tmp_p
             "metrics.jsonl",
             "record.json",
         ]
-    points = stages.best_points(tmp_path, [network, wild])
+    records = sweeps.Records(tmp_path)
+    points = stages.best_points(records, [network, wild])
     assert points == {"tiny": losses.index(min(losses))}
     longer = replace(network, points=3)
-    assert stages.unfinished(tmp_path, [network], stages.FIRST_SEARCH) == []
-    (sentence,) = stages.unfinished(tmp_path, [longer], stages.FIRST_SEARCH)
+    assert stages.unfinished(records, [network], stages.FIRST_SEARCH) == []
+    (sentence,) = stages.unfinished(records, [longer], stages.FIRST_SEARCH)
     assert "of 3 points of the search 2 have ended" in sentence
     (final,) = stages.finals([network, wild], points, seeds=(0, 3))
     assert set(stages.point(points["tiny"], network)) <= set(final.settings)
@@ -80,11 +86,23 @@ def test_a_sweep_tunes_on_validation_pairs_and_tests_the_best_epoch(pairs, tmp_p
     assert "failed" in next(train([tamer], place, processes=1)), "another run diverged there"
     every = [final, wild_run, later]
     lines = sweeps.lines(tmp_path, every)
-    statuses = [json.loads(line)["status"] for line in lines]
-    assert statuses == ["finished", "diverged", "not finished"]
+    assert [line["status"] for line in lines] == ["finished", "diverged", "not finished"]
+    sweeps.merge(tmp_path / "lines.jsonl", lines)
     again = tmp_path / "again"
-    sweeps.restore(again, lines)
+    known = sweeps.read_known(tmp_path / "lines.jsonl")
+    sweeps.restore(again, known)
     assert sweeps.lines(again, every) == lines
+    sweeps.check_known(known, every, place)
+    elsewhere = replace(place, out=tmp_path / "elsewhere")
+    for run in (final, wild_run):
+        changed = replace(run, settings=(*run.settings, "lr=0.5"))
+        with pytest.raises(ConfigError, match=rf"The first is {run.folder}: lr is"):
+            sweeps.check_known(known, [changed], elsewhere)
+    with pytest.raises(ConfigError, match="precision is float32 there and float64 here"):
+        sweeps.check_known(known, every, replace(elsewhere, precision="float64"))
+    assert {run.folder.name for run in find_runs([again])} == {
+        Path(run.folder).name for run in (final, wild_run)
+    }
     assert "diverged before" in next(train([wild_run], replace(place, out=again), processes=1))
 
 
@@ -262,10 +280,14 @@ def test_every_network_of_the_sweep_has_settings_that_exist():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (("final",), "It needs the runs of tune,"),
+        (("final",), "It needs the runs of tune, in the same folder"),
         (("final-decay",), "It needs the runs of tune-decay,"),
-        (("tune-decay", "--networks", "rivals"), "Its networks are lstm, gru,"),
-        (("decay", "--networks", "exprnn-relu"), "no run of exprnn-relu with the seeds [0, 1, 2]"),
+        (("tune-decay", "--networks", "rivals"), "Its networks: lstm, gru,"),
+        (("decay", "--networks", "lstm,exprnn-relu"), "no run of --networks exprnn-relu."),
+        (("final", "--networks", "cwy-256-tanh-gate-thin"), "no run of --networks cwy-256-tanh"),
+        (("final", "--seeds", "0,9"), "no run of --seeds 9. Its seeds: 0, 1, 2"),
+        (("rate", "--networks", "lstm"), "the stage rate has no --networks. Stages with it: tune,"),
+        (("start", "--seeds", "1"), "has no --seeds"),
         (("decay", "--networks", "lsmt"), "unknown network 'lsmt'"),
         (("best-rate", "--rescues", "some"), "unknown rescue 'some'"),
         (("decay", "--networks", "baseline"), "Did you mean 'baselines'"),
@@ -285,6 +307,13 @@ def test_every_network_of_the_sweep_has_settings_that_exist():
         (("tune", "--networks", "lstm", "--set", "lr=1e-3"), "--set can't have lr"),
         (("tune", "--networks", "lstm", "--set", "final_test=true"), "can't have final_test"),
         (("gate", "--set", " gate = false"), "--set can't have gate"),
+        (("rate", "--set", "epochs=1"), "--set can't have epochs"),
+        (
+            ("decay", "--networks", "lstm", "--dropouts", "0.3", "--set", "dropout=0.5"),
+            "--set can't have dropout",
+        ),
+        (("start", "--known", str(STARTED)), "start/lstm-1: precision is bfloat16 there"),
+        (("gate", "--known", str(STARTED), "--set", "foo=1"), "unknown setting 'foo'"),
     ],
 )
 def test_a_sweep_that_can_not_run_says_why_and_writes_nothing(
@@ -301,44 +330,73 @@ def test_a_sweep_that_can_not_run_says_why_and_writes_nothing(
 
 
 BEST = {"best": {"value": 1.0}}
+CONFIG = {"config": task.settings("nmt/paper", "cwy").to_dict()}
+ENDED = {"run": "inside", "status": "finished", **CONFIG, **BEST}
+
+
+def without(record, key):
+    return {name: value for name, value in record.items() if name != key}
 
 
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        ({"run": "../away", "status": "finished", **BEST}, "'../away' is not inside of a folder"),
-        ({"run": "/away", "status": "finished", **BEST}, "'/away' is not inside of a folder"),
-        ({"run": ".", "status": "finished", **BEST}, "'.' is not inside of a folder"),
-        ({"run": "inside", "status": "finished"}, "must have 'best'"),
-        ({"run": "inside", **BEST}, "must have 'status'"),
-        ({"run": "inside", "status": "ended", **BEST}, "'not finished', got 'ended'"),
-        ({"run": "inside", "status": "finished", "best": {"value": math.nan}}, "got nan"),
-        ({"run": "inside", "status": "finished", "best": {"value": "1.0"}}, "got '1.0'"),
+        (ENDED | {"run": "../away"}, "'../away' is not inside of a folder"),
+        (ENDED | {"run": "/away"}, "'/away' is not inside of a folder"),
+        (ENDED | {"run": "."}, "'.' is not inside of a folder"),
+        (without(ENDED, "best"), "must have 'best'"),
+        (without(ENDED, "config"), "must have 'config'"),
+        (without(ENDED, "status"), "must have 'status'"),
+        (ENDED | {"config": {"task": "nmt"}}, "the settings lack recipe"),
+        (ENDED | {"status": "ended"}, "'not finished', got 'ended'"),
+        (ENDED | {"best": {"value": math.nan}}, "got nan"),
+        (ENDED | {"best": {"value": "1.0"}}, "got '1.0'"),
+        (ENDED | {"best": None}, "has no best value"),
+        ({"run": "inside", "status": "diverged"}, "must have 'method'"),
+        (b"\xff", "no text in UTF-8"),
     ],
 )
 def test_known_records_are_checked_before_anything_is_written(
     record, message, tmp_path, monkeypatch, capsys
 ):
     known = tmp_path / "known.jsonl"
-    known.write_text(json.dumps(record))
+    content = record
+    if isinstance(record, dict):
+        content = json.dumps(record).encode()
+    known.write_bytes(content)
     given = ["decay", str(tmp_path / "out"), "--known", str(known)]
     monkeypatch.setattr("sys.argv", ["sweep", *given])
     with pytest.raises(SystemExit):
         sweep.main()
-    assert message in capsys.readouterr().err
+    assert message in " ".join(capsys.readouterr().err.split())
     assert list(tmp_path.iterdir()) == [known]
 
 
 def test_known_records_do_not_replace_those_of_the_folder(tmp_path):
-    run = Planned("run", "nmt/paper", "cwy", 0)
-    sweeps.restore(tmp_path, [json.dumps({"run": "run", "status": "finished", **BEST})])
-    others = [
-        {"run": "run", "status": "finished", "best": {"value": 0.5}},
-        {"run": "run", "status": "diverged"},
+    run = Planned("inside", "nmt/paper", "cwy", 0)
+    (tmp_path / "inside").mkdir()  # by a process that was killed
+    sweeps.restore(tmp_path, {"inside": ENDED})
+    for other in (ENDED | {"best": {"value": 0.5}}, {"status": "diverged"}):
+        sweeps.restore(tmp_path, {"inside": other})
+    assert sweeps.read(tmp_path, run) == without(ENDED, "run")
+    assert sorted(path.name for path in (tmp_path / "inside").iterdir()) == [
+        "config.json",
+        "record.json",
     ]
-    sweeps.restore(tmp_path, map(json.dumps, others))
-    assert sweeps.read(tmp_path, run) == BEST
-    assert [path.name for path in (tmp_path / "run").iterdir()] == ["record.json"]
+
+
+def test_lines_of_runs_that_have_ended_stay(tmp_path):
+    path = tmp_path / "lines.jsonl"
+    run = Planned("inside", "nmt/paper", "cwy", 0, ("lr=1e-3",))
+    sweeps.merge(path, [ENDED])
+    # Its folder is gone.
+    sweeps.merge(path, sweeps.lines(tmp_path, [run]))
+    assert sweeps.read_known(path) == {"inside": ENDED}
+    diverged = {"run": "inside", "status": "diverged", "method": "cwy", "settings": ["lr=1e-3"]}
+    sweeps.merge(path, [diverged | {"commit": "of then"}])
+    sweeps.restore(tmp_path, sweeps.read_known(path))
+    sweeps.merge(path, sweeps.lines(tmp_path, [run]))
+    assert sweeps.read_known(path)["inside"]["commit"] == "of then"
 
 
 @pytest.mark.parametrize(
@@ -347,6 +405,7 @@ def test_known_records_do_not_replace_those_of_the_folder(tmp_path):
         ("tune.jsonl", '{"run": 3'),
         ("tune.jsonl", "[]"),
         ("tuning/lstm-3/record.json", "{"),
+        ("tuning/lstm-3/record.json", '{"config": {}}'),
         (".", "a file where the folder should be"),
     ],
 )
@@ -359,7 +418,9 @@ def test_what_a_sweep_can_not_read_or_write_is_named_before_any_run(
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(content)
     known = tmp_path / "known.jsonl"
-    known.write_text(json.dumps({"run": "tuning/lstm-0", "status": "finished", **BEST}))
+    (trial, *_) = stages.trials(networks.BASELINES)
+    config = sweeps.wanted(trial, Place(out)).to_dict()
+    known.write_text(json.dumps(ENDED | {"run": trial.folder, "config": config}))
     given = [stage, str(out), "--networks", "lstm", "--known", str(known)]
     monkeypatch.setattr("sys.argv", ["sweep", *given])
     with pytest.raises(SystemExit) as stopped:
@@ -370,12 +431,12 @@ def test_what_a_sweep_can_not_read_or_write_is_named_before_any_run(
 
 
 def test_a_warning_names_the_search_whose_point_a_network_takes(tmp_path, capsys):
-    def warned(stage, network, ended):
-        out = tmp_path / network
-        run = f"{stages.SEARCHES[stage][0].folder}/{ended}"
-        sweeps.restore(out, [json.dumps({"run": run, "status": "diverged"})])
-        chosen = stages.Selection(out, networks.select(network), (0,), (), ())
-        sweep._warn_of_unfinished(stage, chosen)
+    def warned(name, network, ended):
+        stage = stages.STAGES[name]
+        run = f"{stage.search.folder}/{ended}"
+        records = sweeps.Records(tmp_path, {run: {"status": "diverged"}})
+        chosen = stages.Selection(networks.select(network))
+        sweep._warn_of_unfinished(stage, chosen, records)
         return capsys.readouterr().err
 
     gate = "cwy-256-tanh-gate-thin"
@@ -383,9 +444,6 @@ def test_a_warning_names_the_search_whose_point_a_network_takes(tmp_path, capsys
     assert f"{gate}: of 10 points of the search 1 have ended" in found
     assert "cwy-128-relu: of 10 points" in warned("final", "cwy-64-relu", "cwy-128-relu-0")
     assert "left out" in warned("final", "lstm", "gru-0")
-
-
-RECORDS = Path(__file__).parents[2] / "results"
 
 
 def recorded(stage):
@@ -403,31 +461,39 @@ def recorded(stage):
 
 
 def test_each_stage_plans_the_runs_of_the_records(tmp_path):
-    for stage in ("tune", "tune-decay"):
+    files = sorted((RECORDS / "bench" / "h200").glob("translation-*.jsonl"))
+    known = {}
+    for stage in stages.STAGES:
         path = RECORDS / "bench" / "h200" / f"translation-{stage}.jsonl"
-        sweeps.restore(tmp_path, sweeps.read_known(path))
-    for search, searched in stages.SEARCHES.values():
-        # A run that diverged has ended, too.
-        assert stages.unfinished(tmp_path, searched, search) == []
-    chosen = stages.Selection(
-        tmp_path, networks.NETWORKS, networks.SEEDS, list(stages.RESCUES), stages.DROPOUTS
-    )
-    for stage, plan in stages.STAGES.items():
-        planned = {run.folder: run for run in plan(chosen)}
-        found = recorded(stage)
+        if path in files:
+            known |= sweeps.read_known(path)
+    records = sweeps.Records(tmp_path, known)
+    for name, stage in stages.STAGES.items():
+        chosen = stages.Selection()
+        if stage.search is not None:
+            # A run that diverged has ended, too.
+            assert stages.unfinished(records, stage.searched, stage.search) == []
+            points = stages.best_points(records, stage.searched, stage.search)
+            chosen = stages.Selection(points=points)
+        runs = stage.plan(chosen)
+        planned = {run.folder: run for run in runs}
+        # Those that diverged have no such record, and are compared here.
+        sweeps.check_known(known, runs, Place(tmp_path, precision="bfloat16"))
+        found = recorded(name)
         assert found
         for folder, config in found.items():
             run = planned[folder]
             mine = task.settings(run.what, run.method, run.seed, run.settings).to_dict()
             # How a run is computed, and what it saves, is not what is compared.
-            for name in ("device", "precision", "recipe", "save_every", "log_every"):
-                del config[name]
-            assert config == {name: mine[name] for name in config}, folder
+            for key in ("device", "precision", "recipe", "save_every", "log_every"):
+                del config[key]
+            assert config == {key: mine[key] for key in config}, folder
 
 
 def test_a_stage_keeps_its_other_runs_and_reports_failures(pairs, tmp_path, monkeypatch):
     def run(seed, *options):
-        settings = [f"--set={one}" for one in (f"file={pairs}", *TINY)]
+        tiny = [one for one in TINY if not one.startswith("reflections")]
+        settings = [f"--set={one}" for one in (f"file={pairs}", *tiny)]
         given = ["decay", str(tmp_path), "--networks", "lstm", "--dropouts", "0.3"]
         monkeypatch.setattr("sys.argv", ["sweep", *given, "--seeds", seed, *settings, *options])
         sweep.main()

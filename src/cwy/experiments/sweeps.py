@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any
 
 from .. import _atomic
 from .._provenance import commit
 from .engine import files
-from .engine.config import one_of
-from .engine.folder import DIVERGED, RECORD
+from .engine.config import ConfigError, one_of
+from .engine.folder import CONFIG, DIVERGED, RECORD, Folder
+from .engine.task import Settings, differences, settings
 
-STATUSES = ("finished", "diverged", "not finished")
+FINISHED = "finished"
+HAS_DIVERGED = "diverged"
+NOT_FINISHED = "not finished"
+STATUSES = (FINISHED, HAS_DIVERGED, NOT_FINISHED)
 
 
 @dataclass(frozen=True)
@@ -54,52 +58,121 @@ class Place:
     stop: float = float("inf")
 
 
+def wanted(run: Planned, place: Place) -> Settings:
+    """Return the settings of a planned run."""
+    return settings(
+        run.what, run.method, run.seed, run.settings, device=place.device, precision=place.precision
+    )
+
+
 def read(out: Path, run: Planned) -> dict[str, Any] | None:
     """Return the record of a run, or None if it has not finished. A damaged one raises."""
-    record = out / run.folder / RECORD
-    if not record.is_file():
+    path = out / run.folder / RECORD
+    if not path.is_file():
         return None
     try:
-        return files.read_json(record)
+        record = files.read_json(path)
+        _check_finished(record)
     except files.Damaged as damage:
         raise files.Damaged(f"{damage} Delete its folder to train the run again.") from None
+    except (KeyError, TypeError, ValueError) as error:
+        raise files.Damaged(
+            f"{path} is no record: {_reason(error)}. Delete its folder to train the run again."
+        ) from None
+    return record
 
 
-def lines(out: Path, runs: Iterable[Planned]) -> list[str]:
-    """Return a line of JSON for each run: its settings, and its record if it has finished."""
+@dataclass(frozen=True)
+class Records:
+    """Look up how runs ended, in the folder of a sweep and then in records of other sweeps.
+
+    Attributes:
+        out: the folder.
+        known: records of other sweeps by the folders of their runs.
+    """
+
+    out: Path
+    known: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def finished(self, run: Planned) -> Mapping[str, Any] | None:
+        """Return the record of a run that has finished, or None."""
+        record = read(self.out, run)
+        if record is not None or self._has_begun(run):
+            return record
+        return self._known(run, FINISHED)
+
+    def diverged(self, run: Planned) -> bool:
+        """Return whether a run has diverged."""
+        if self._has_begun(run):
+            return (self.out / run.folder / DIVERGED).is_file()
+        return self._known(run, HAS_DIVERGED) is not None
+
+    def known_lines(self, runs: Iterable[Planned]) -> list[Mapping[str, Any]]:
+        """Return the known records of those of these runs that were not begun in the folder."""
+        unbegun = [run for run in runs if not self._has_begun(run)]
+        return [self.known[run.folder] for run in unbegun if run.folder in self.known]
+
+    def _has_begun(self, run: Planned) -> bool:
+        return has_begun(self.out / run.folder)
+
+    def _known(self, run: Planned, status: str) -> Mapping[str, Any] | None:
+        record = self.known.get(run.folder)
+        if record is None or record["status"] != status:
+            return None
+        return record
+
+
+def has_begun(folder: Path) -> bool:
+    """Return whether a run was begun in a folder."""
+    return any((folder / name).exists() for name in (CONFIG, RECORD, DIVERGED))
+
+
+def lines(out: Path, runs: Iterable[Planned]) -> list[dict[str, Any]]:
+    """Return a line for each run: its settings, and its record if it has finished."""
     made = []
     for run in runs:
         record = read(out, run)
-        line: dict[str, Any] = {"run": run.folder, "status": "not finished"}
+        line: dict[str, Any] = {"run": run.folder, "status": NOT_FINISHED}
         if record is not None:
-            line["status"] = "finished"
+            line["status"] = FINISHED
             line |= record
         else:
             line["method"] = run.method
             line["settings"] = list(run.settings)
             line["commit"] = commit()
-            if (out / run.folder / DIVERGED).is_file():
-                line["status"] = "diverged"
-        made.append(json.dumps(line))
+            folder = Folder(out / run.folder)
+            if folder.diverged:
+                line["status"] = HAS_DIVERGED
+                if folder.exists:
+                    line["config"] = folder.settings().to_dict()
+        made.append(line)
     return made
 
 
-def read_known(path: Path) -> list[str]:
-    """Return what :func:`lines` returned, from a file. A line that is no record raises."""
-    found = path.read_text(encoding="utf-8").splitlines()
-    if not found:
+def read_known(path: Path) -> dict[str, dict[str, Any]]:
+    """Return the runs of a file of :func:`lines` that have ended, by their folders.
+
+    A line that is no record raises.
+    """
+    try:
+        texts = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError:
+        raise files.Damaged(f"{path} is no text in UTF-8.") from None
+    if not texts:
         raise files.Damaged(f"{path} is empty.")
-    for number, text in enumerate(found, 1):
+    found = {}
+    for number, text in enumerate(texts, 1):
         try:
-            _check_record(json.loads(text))
-        except KeyError as error:
-            raise files.Damaged(f"{path}, line {number}: a record must have {error}.") from None
-        except (ValueError, TypeError) as error:
-            raise files.Damaged(f"{path}, line {number} is no record: {error}.") from None
+            record = json.loads(text)
+            _check_known(record)
+        except (KeyError, TypeError, ValueError) as error:
+            raise files.Damaged(f"{path}, line {number} is no record: {_reason(error)}.") from None
+        if record["status"] != NOT_FINISHED:
+            found[record["run"]] = record
     return found
 
 
-def _check_record(record: dict[str, Any]) -> None:
+def _check_known(record: dict[str, Any]) -> None:
     """Raise unless a line has a run inside of a folder, and how it ended."""
     run = record["run"]
     place = PurePath(run)
@@ -108,43 +181,121 @@ def _check_record(record: dict[str, Any]) -> None:
     status = record["status"]
     if status not in STATUSES:
         raise ValueError(f"its status must be {one_of(STATUSES)}, got {status!r}")
-    if status == "finished":
-        value = record["best"]["value"]
-        if type(value) not in (int, float) or not math.isfinite(value):
-            raise ValueError(f"its best value must be a finite number, got {value!r}")
+    if status == FINISHED:
+        _check_finished(record)
+        best_value(record)
+    if status == HAS_DIVERGED and "config" in record:
+        Settings.from_dict(record["config"])
+    elif status == HAS_DIVERGED:
+        # Older versions wrote no config.
+        record["method"], tuple(record["settings"])
 
 
-def restore(out: Path, known: Iterable[str]) -> None:
-    """Write the records that :func:`lines` returned, so that their runs are not trained again.
+def _check_finished(record: dict[str, Any]) -> None:
+    """Raise unless a record has the settings of a run."""
+    Settings.from_dict(record["config"])
 
-    A run whose folder is there stays as it is.
-    """
-    for text in known:
-        record = json.loads(text)
-        folder = out / record.pop("run")
-        status = record.pop("status")
-        if status == "not finished" or folder.exists():
+
+def best_value(record: Mapping[str, Any]) -> float:
+    """Return the best value of a finished run. A record without one raises."""
+    best = record["best"]
+    if not isinstance(best, dict):
+        raise ValueError(f"it has no best value, but {best!r}")
+    value = best["value"]
+    if type(value) not in (int, float) or not math.isfinite(value):
+        raise ValueError(f"its best value must be a finite number, got {value!r}")
+    return value
+
+
+def _reason(error: Exception) -> str:
+    """Return why something is no record, as a part of a sentence."""
+    if isinstance(error, KeyError):
+        return f"a record must have {error}"
+    return str(error).rstrip(".")
+
+
+def check_known(
+    known: Mapping[str, Mapping[str, Any]], runs: Iterable[Planned], place: Place
+) -> None:
+    """Raise if a known record of a planned run has other settings."""
+    differing = []
+    for run in runs:
+        record = known.get(run.folder)
+        if record is None or has_begun(place.out / run.folder):
             continue
-        folder.mkdir(parents=True)
-        if status == "finished":
+        differ = _known_differences(record, run, place)
+        if differ:
+            differing.append(f"{run.folder}: {', '.join(differ)}")
+    if differing:
+        raise ConfigError(
+            f"--known has other settings for runs of this stage. Runs: {len(differing)}. The first "
+            f"is {differing[0]}. Give the same settings here, or leave these records out."
+        )
+
+
+def _known_differences(record: Mapping[str, Any], run: Planned, place: Place) -> list[str]:
+    mine = wanted(run, place)
+    if "config" in record:
+        return differences(Settings.from_dict(record["config"]).to_dict(), mine.to_dict())
+    # Such a record has no precision.
+    there = settings(
+        run.what, record["method"], run.seed, record["settings"], precision=place.precision
+    )
+    return differences(there.to_dict(), mine.to_dict())
+
+
+def restore(out: Path, known: Mapping[str, Mapping[str, Any]]) -> None:
+    """Write known records into their folders, so that their runs are not trained again.
+
+    A run that has begun in its folder stays as it is.
+    """
+    for run, line in known.items():
+        folder = out / run
+        if has_begun(folder):
+            continue
+        record = {key: value for key, value in line.items() if key != "run"}
+        folder.mkdir(parents=True, exist_ok=True)
+        if line["status"] == FINISHED:
             files.write_json(folder / RECORD, record)
         else:
             _atomic.write(folder / DIVERGED, b"as in an earlier sweep\n")
+        if "config" in record:
+            files.write_json(folder / CONFIG, record["config"])
 
 
-def merge(path: Path, made: Iterable[str]) -> None:
+def merge(path: Path, made: Iterable[Mapping[str, Any]]) -> None:
     """Write the lines of runs into a file. Lines of other runs stay. A damaged file raises."""
-    by_run = _by_run(path) | {json.loads(text)["run"]: text for text in made}
+    by_run = _by_run(path)
+    for line in made:
+        old = by_run.get(line["run"])
+        if old is None or _replaces(line, old):
+            by_run[line["run"]] = line
     path.parent.mkdir(parents=True, exist_ok=True)
-    _atomic.write(path, "".join(f"{text}\n" for text in by_run.values()).encode())
+    text = "".join(f"{json.dumps(line)}\n" for line in by_run.values())
+    _atomic.write(path, text.encode())
 
 
-def _by_run(path: Path) -> dict[str, str]:
+def _replaces(line: Mapping[str, Any], old: Mapping[str, Any]) -> bool:
+    """Return whether a line takes the place of an earlier one of its run.
+
+    What has not finished does not replace what has ended. A run that diverged keeps the line with
+    the commit at which it did.
+    """
+    status = line.get("status")
+    if status == NOT_FINISHED:
+        return old.get("status") == NOT_FINISHED
+    if status == HAS_DIVERGED and old.get("status") == HAS_DIVERGED:
+        return line["settings"] != old.get("settings")
+    return True
+
+
+def _by_run(path: Path) -> dict[str, Mapping[str, Any]]:
     """Return the lines of a file by the run of each."""
     if not path.is_file():
         return {}
     try:
-        return {json.loads(text)["run"]: text for text in path.read_text("utf-8").splitlines()}
+        made = [json.loads(text) for text in path.read_text("utf-8").splitlines()]
+        return {line["run"]: line for line in made}
     except (ValueError, KeyError, TypeError):
         raise files.Damaged(
             f"{path} is damaged: a line of it is no record of a run. Delete the line, or the file."

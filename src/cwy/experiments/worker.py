@@ -26,7 +26,7 @@ from .engine.folder import CONFIG, DIVERGED, METRICS, RECORD, Folder
 from .engine.monitor import Diverged
 from .engine.signals import HANGUP, Stop, Stopped
 from .engine.task import Settings, differences
-from .sweeps import Place, Planned, read
+from .sweeps import Place, Planned, read, wanted
 
 STOPPED = "stopped, and saved"
 """How a run ends at its deadline, or by a signal."""
@@ -132,8 +132,7 @@ def train_one(run: Planned, place: Place) -> str:
         precision=place.precision,
         out=folder.path,
     )
-    (wanted,) = request.settings()
-    reason = _reason_against(run, place, wanted)
+    reason = _reason_against(run, place)
     if reason is not None:
         return reason
     folder.path.parent.mkdir(parents=True, exist_ok=True)
@@ -143,7 +142,7 @@ def train_one(run: Planned, place: Place) -> str:
     return ended
 
 
-def _reason_against(run: Planned, place: Place, wanted: Settings) -> str | None:
+def _reason_against(run: Planned, place: Place) -> str | None:
     """Return why a run is not to be trained, in words, or None."""
     folder = Folder(place.out / run.folder)
     record = read(place.out, run)
@@ -153,7 +152,7 @@ def _reason_against(run: Planned, place: Place, wanted: Settings) -> str | None:
     elif record is not None:
         there = Settings.from_dict(record["config"])
     if there is not None:
-        differ = differences(there.to_dict(), wanted.to_dict())
+        differ = differences(there.to_dict(), wanted(run, place).to_dict())
         if differ:
             return (
                 f"failed: {folder.path} holds another run: {', '.join(differ)}. "

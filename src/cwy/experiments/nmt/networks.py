@@ -22,7 +22,7 @@ class Network:
         name: of its runs.
         method: as ``cwy train`` takes it.
         settings: ``key=value`` texts that make it this network.
-        points: how many points of a search it gets, 0 for those of another network.
+        points: how many points of a search it gets. 0 if it has no search of its own.
         like: the network whose point it takes, its own by default.
         seeds: of its final runs.
         orthogonal_factor: by which the searched orthogonal learning rate is multiplied.

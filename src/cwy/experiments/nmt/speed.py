@@ -9,7 +9,6 @@ over the batches of an epoch. Networks are timed one after another, so that they
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import shlex
 import sys
@@ -28,6 +27,7 @@ from ...cudagraph import CapturedCall, CaptureError
 from ..engine.checkpoint import environment
 from ..engine.display import Display
 from ..engine.distributed import Group
+from ..engine.files import Damaged
 from ..engine.folder import Folder
 from ..engine.loop import Loop
 from ..engine.monitor import Diverged
@@ -149,21 +149,51 @@ def _mean(lengths: list[dict[str, Any]], key: str) -> float | None:
 
 def main() -> None:
     """Time networks and write their record."""
-    parser = argparse.ArgumentParser(description="Time training steps of translation on a GPU.")
-    parser.add_argument("file", type=Path)
-    parser.add_argument("--networks", type=named_networks, default=TIMED)
-    parser.add_argument("--precision", choices=PRECISIONS, default=PRECISIONS[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m cwy.experiments.nmt.speed",
+        description="Time training steps of translation on a GPU.",
+    )
+    parser.add_argument("file", type=Path, help="for the records. Those of other networks stay")
+    parser.add_argument(
+        "--networks",
+        type=named_networks,
+        default=TIMED,
+        help="names or groups, as in python -m cwy.experiments.nmt.sweep. "
+        "By default those of the page of results",
+    )
+    parser.add_argument(
+        "--precision",
+        choices=PRECISIONS,
+        default=PRECISIONS[0],
+        help=f"by default {PRECISIONS[0]}",
+    )
     given = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("there is no GPU.")
-    for network in given.networks:
-        found = measure(network, given.precision)
+    try:
+        # It finds out whether the file can be read and written.
+        merge(given.file, [])
+    except Damaged as damage:
+        parser.error(str(damage))
+    except OSError as error:
+        parser.error(f"cannot write {given.file}: {error.strerror}.")
+    networks = dict.fromkeys(network for group in given.networks.values() for network in group)
+    failures = 0
+    for network in networks:
+        try:
+            found = measure(network, given.precision)
+        except Diverged as error:
+            print(f"{error}. It has no time.", flush=True)
+            failures += 1
+            continue
         graph = "no graph"
         if found["graph_ms"] is not None:
             graph = f"{found['graph_ms']:.2f} ms as a graph"
         print(f"{found['run']}: {found['plain_ms']:.2f} ms in plain calls, {graph}", flush=True)
-        merge(given.file, [json.dumps(found)])
+        merge(given.file, [found])
         torch.cuda.empty_cache()
+    if failures:
+        sys.exit(f"networks without a time: {failures}. The lines above state why.")
 
 
 if __name__ == "__main__":

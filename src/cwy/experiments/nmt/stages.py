@@ -6,14 +6,13 @@ Runs that choose a setting are compared on validation pairs, and never read the 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 import torch
 
-from ..engine.folder import DIVERGED
-from ..sweeps import Planned, read
+from ..sweeps import Planned, Records, best_value
 from . import recipes
 from .networks import (
     BASELINES,
@@ -160,7 +159,7 @@ def _trial(network: Network, number: int, search: Search) -> Planned:
     return Planned(folder, "nmt/paper", network.method, SEEDS[0], settings)
 
 
-def losses(out: Path, network: Network, search: Search) -> dict[int, float]:
+def losses(records: Records, network: Network, search: Search) -> dict[int, float]:
     """Return the lowest validation loss at each point whose run has ended.
 
     It is infinite where the run diverged.
@@ -168,32 +167,32 @@ def losses(out: Path, network: Network, search: Search) -> dict[int, float]:
     found = {}
     for number in range(network.points):
         run = _trial(network, number, search)
-        record = read(out, run)
+        record = records.finished(run)
         if record is not None:
-            found[number] = record["best"]["value"]
-        elif (out / run.folder / DIVERGED).is_file():
+            found[number] = best_value(record)
+        elif records.diverged(run):
             found[number] = math.inf
     return found
 
 
 def best_points(
-    out: Path, networks: Iterable[Network], search: Search = FIRST_SEARCH
+    records: Records, networks: Iterable[Network], search: Search = FIRST_SEARCH
 ) -> dict[str, int]:
     """Return the number of the best point of each network that has finished runs."""
     best = {}
     for network in networks:
-        every = losses(out, network, search)
+        every = losses(records, network, search)
         finished = {number: loss for number, loss in every.items() if math.isfinite(loss)}
         if finished:
             best[network.name] = min(finished, key=finished.__getitem__)
     return best
 
 
-def unfinished(out: Path, networks: Iterable[Network], search: Search) -> list[str]:
+def unfinished(records: Records, networks: Iterable[Network], search: Search) -> list[str]:
     """Return a sentence about each network whose search has not ended."""
     sentences = []
     for network in networks:
-        ended = len(losses(out, network, search))
+        ended = len(losses(records, network, search))
         if ended < network.points:
             sentence = (
                 f"{network.name}: of {network.points} points of the search {ended} have ended."
@@ -206,7 +205,7 @@ def unfinished(out: Path, networks: Iterable[Network], search: Search) -> list[s
 
 def finals(
     networks: Iterable[Network],
-    points: dict[str, int],
+    points: Mapping[str, int],
     seeds: Sequence[int],
     search: Search = FIRST_SEARCH,
 ) -> list[Planned]:
@@ -307,44 +306,88 @@ def gates(seeds: Iterable[int]) -> list[Planned]:
 
 @dataclass(frozen=True)
 class Selection:
-    """Hold what a stage is to train.
+    """Hold what a stage is to train. A stage uses the parts that its options name.
 
     Attributes:
-        out: the folder of the sweep, with the runs of the search.
-        networks: for tune, final, decay, tune-decay and final-decay.
-        seeds: for final, decay, gate and final-decay.
-        rescues: for best-rate, by name.
-        dropouts: for decay.
+        networks, seeds, dropouts: of the runs.
+        rescues: by name.
+        points: the best point of each network, by its name. For stages that need a search.
     """
 
-    out: Path
-    networks: Sequence[Network]
-    seeds: Sequence[int]
-    rescues: Sequence[str]
-    dropouts: Sequence[float]
+    networks: Sequence[Network] = NETWORKS
+    seeds: Sequence[int] = SEEDS
+    rescues: Sequence[str] = tuple(RESCUES)
+    dropouts: Sequence[float] = DROPOUTS
+    points: Mapping[str, int] = field(default_factory=dict)
 
 
-STAGES: dict[str, Callable[[Selection], list[Planned]]] = {
-    "tune": lambda chosen: trials(chosen.networks),
-    "final": lambda chosen: finals(
-        chosen.networks, best_points(chosen.out, NETWORKS), chosen.seeds
+@dataclass(frozen=True)
+class Stage:
+    """Describe a stage.
+
+    Attributes:
+        plan: returns the runs for a selection.
+        options: the parts of a selection that it uses, as the command line names them.
+        search: whose best points it needs.
+        searched: the networks of that search.
+        fixed: settings that the names of its runs state, and that are the same for all of them.
+    """
+
+    plan: Callable[[Selection], list[Planned]]
+    options: tuple[str, ...] = ()
+    search: Search | None = None
+    searched: Sequence[Network] = ()
+    fixed: tuple[str, ...] = ()
+
+    def every_run(self, **chosen: Any) -> list[Planned]:
+        """Return all runs that the stage can have, with a point for each search.
+
+        Args:
+            chosen: parts of a selection. All of the others are whole.
+        """
+        points = {network.name: 0 for network in self.searched if network.points > 0}
+        return self.plan(replace(Selection(points=points), **chosen))
+
+    def decided(self) -> set[str]:
+        """Return the settings that the stage decides: those in which its runs differ, or named."""
+        found = set(self.fixed)
+        if self.search is not None:
+            found |= self.search.space.keys()
+        planned = [dict(text.split("=", 1) for text in run.settings) for run in self.every_run()]
+        for key in {key for settings in planned for key in settings}:
+            if len({settings.get(key) for settings in planned}) > 1:
+                found.add(key)
+        return found
+
+
+STAGES: dict[str, Stage] = {
+    "tune": Stage(lambda chosen: trials(chosen.networks), ("networks",)),
+    "final": Stage(
+        lambda chosen: finals(chosen.networks, chosen.points, chosen.seeds),
+        ("networks", "seeds"),
+        search=FIRST_SEARCH,
+        searched=NETWORKS,
     ),
-    "rate": lambda chosen: rescues(RESCUES, epochs=3),
-    "best-rate": lambda chosen: rescues(chosen.rescues, EPOCHS),
-    "start": lambda chosen: starts(),
-    "decay": lambda chosen: decays(chosen.networks, chosen.dropouts, chosen.seeds),
-    "gate": lambda chosen: gates(chosen.seeds),
-    "tune-decay": lambda chosen: trials(contenders(chosen.networks), SECOND_SEARCH),
-    "final-decay": lambda chosen: finals(
-        contenders(chosen.networks),
-        best_points(chosen.out, CONTENDERS, SECOND_SEARCH),
-        chosen.seeds,
-        SECOND_SEARCH,
+    "rate": Stage(lambda chosen: rescues(RESCUES, epochs=3), fixed=("epochs",)),
+    "best-rate": Stage(
+        lambda chosen: rescues(chosen.rescues, EPOCHS), ("rescues",), fixed=("epochs",)
+    ),
+    "start": Stage(lambda chosen: starts()),
+    "decay": Stage(
+        lambda chosen: decays(chosen.networks, chosen.dropouts, chosen.seeds),
+        ("networks", "seeds", "dropouts"),
+    ),
+    "gate": Stage(lambda chosen: gates(chosen.seeds), ("seeds",)),
+    "tune-decay": Stage(
+        lambda chosen: trials(contenders(chosen.networks), SECOND_SEARCH), ("networks",)
+    ),
+    "final-decay": Stage(
+        lambda chosen: finals(
+            contenders(chosen.networks), chosen.points, chosen.seeds, SECOND_SEARCH
+        ),
+        ("networks", "seeds"),
+        search=SECOND_SEARCH,
+        searched=CONTENDERS,
     ),
 }
-"""The runs of each stage, by its name."""
-SEARCHES: dict[str, tuple[Search, Sequence[Network]]] = {
-    "final": (FIRST_SEARCH, NETWORKS),
-    "final-decay": (SECOND_SEARCH, CONTENDERS),
-}
-"""The search that a stage needs, with its networks."""
+"""The stages by their names."""

@@ -1,8 +1,8 @@
 """Tune and train the networks of translation. Each stage is a command.
 
 1. "tune": networks with a search get the same points, two epochs each.
-2. "final": every network is trained for up to ten epochs with several seeds,
-   at its best point.
+2. "final": networks with a search, or with the point of another network, are
+   trained for up to ten epochs with several seeds, at the best point.
 3. "rate": the paper's learning rate, as it is and with eleven settings that
    may rescue it.
 4. "best-rate": those of these settings that --rescues names, for ten epochs.
@@ -26,22 +26,33 @@ import argparse
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from ..engine.config import ConfigError, choose
 from ..engine.files import Damaged
 from ..engine.runner import check_device
 from ..engine.signals import outlast
-from ..engine.task import PRECISIONS, settings
+from ..engine.task import PRECISIONS
 from ..pool import SweepStopped, print_all
-from ..sweeps import Place, Planned, lines, merge, read_known, restore
-from .networks import CONTENDERS, GROUPS, SEEDS, Network, select
-from .stages import DROPOUTS, RESCUES, SEARCHES, STAGES, Selection, unfinished
+from ..sweeps import (
+    NOT_FINISHED,
+    Place,
+    Planned,
+    Records,
+    check_known,
+    lines,
+    merge,
+    read_known,
+    restore,
+    wanted,
+)
+from .networks import GROUPS, SEEDS, Network, select
+from .stages import DROPOUTS, RESCUES, STAGES, Selection, Stage, best_points, unfinished
 
-MOST_NAMES = 5
-"""How many networks a message names."""
 NO_TEST = ("validation", "final_test")
 """Settings that keep test pairs from runs that choose a setting."""
 
@@ -51,7 +62,7 @@ def _numbers(kind: type[int] | type[float]) -> Callable[[str], list[int] | list[
 
     def read_all(text: str) -> list[int] | list[float]:
         try:
-            return [kind(part) for part in text.split(",")]
+            found = [kind(part) for part in text.split(",")]
         except ValueError:
             whole = ""
             if kind is int:
@@ -59,6 +70,7 @@ def _numbers(kind: type[int] | type[float]) -> Callable[[str], list[int] | list[
             raise argparse.ArgumentTypeError(
                 f"must be {whole}numbers with commas between them, got {text!r}."
             ) from None
+        return list(dict.fromkeys(found))
 
     return read_all
 
@@ -66,20 +78,20 @@ def _numbers(kind: type[int] | type[float]) -> Callable[[str], list[int] | list[
 def _rescues(text: str) -> list[str]:
     """Read an argument that names settings that may rescue the paper's learning rate."""
     try:
-        return [choose("rescue", name, RESCUES) for name in text.split(",")]
+        return list(dict.fromkeys(choose("rescue", name, RESCUES) for name in text.split(",")))
     except ConfigError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def named_networks(text: str) -> tuple[Network, ...]:
+def named_networks(text: str) -> dict[str, tuple[Network, ...]]:
     """Read an argument that names networks or groups, separated by commas."""
     try:
-        return select(text)
+        return {name: select(name) for name in text.split(",")}
     except ConfigError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def _records(text: str) -> list[str]:
+def _known(text: str) -> dict[str, dict[str, Any]]:
     """Read an argument that names a file with a record of a run in each line."""
     try:
         return read_known(Path(text))
@@ -107,8 +119,19 @@ def _seconds(text: str) -> float:
     return value
 
 
-class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Show defaults, and the stages line by line."""
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Show the stages line by line."""
+
+
+OPTIONS: dict[str, tuple[Callable[[str], Any], str]] = {
+    "networks": (named_networks, f"names or groups, by default all. Groups: {', '.join(GROUPS)}"),
+    "seeds": (_numbers(int), f"by default {','.join(map(str, SEEDS))}"),
+    "rescues": (_rescues, "by default small-warm-clip,all"),
+    "dropouts": (_numbers(float), f"by default {','.join(map(str, DROPOUTS))}"),
+}
+"""The options that only some stages have: what reads each, and its help."""
+RESCUES_TO_REPEAT = ("small-warm-clip", "all")
+"""The default of the stage best-rate."""
 
 
 def _arguments() -> argparse.ArgumentParser:
@@ -119,39 +142,25 @@ def _arguments() -> argparse.ArgumentParser:
     )
     parser.add_argument("stage", choices=STAGES, metavar="STAGE", help="one of those above")
     parser.add_argument("out", type=Path, help="the folder of all stages")
-    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda, by default cpu")
     parser.add_argument(
-        "--precision", default="float32", choices=PRECISIONS, help="as cwy train takes it"
+        "--precision",
+        default="float32",
+        choices=PRECISIONS,
+        help="as cwy train takes it, by default float32",
     )
-    parser.add_argument("--processes", type=_count, default=1, help="how many runs at a time")
+    parser.add_argument(
+        "--processes", type=_count, default=1, help="how many runs at a time, by default 1"
+    )
     parser.add_argument(
         "--seconds", type=_seconds, default=math.inf, help="start no run after this"
     )
     parser.add_argument(
         "--stop", type=_seconds, default=math.inf, help="save and stop runs after these seconds"
     )
-    parser.add_argument(
-        "--networks",
-        type=named_networks,
-        default=",".join(GROUPS),
-        help="names or groups, for tune, final, decay, tune-decay and final-decay. "
-        f"Groups: {', '.join(GROUPS)}",
-    )
-    parser.add_argument(
-        "--seeds",
-        type=_numbers(int),
-        default="0,1,2",
-        help="for final, decay, gate and final-decay",
-    )
-    parser.add_argument(
-        "--rescues",
-        type=_rescues,
-        default="small-warm-clip,all",
-        help="for best-rate",
-    )
-    parser.add_argument(
-        "--dropouts", type=_numbers(float), default=",".join(map(str, DROPOUTS)), help="for decay"
-    )
+    for name, (read, text) in OPTIONS.items():
+        having = ", ".join(stage for stage, one in STAGES.items() if name in one.options)
+        parser.add_argument(f"--{name}", type=read, help=f"for {having}: {text}")
     parser.add_argument(
         "--set",
         metavar="KEY=VALUE",
@@ -162,78 +171,138 @@ def _arguments() -> argparse.ArgumentParser:
     parser.add_argument(
         "--known",
         metavar="FILE",
-        type=_records,
+        type=_known,
         action="append",
         default=[],
-        help="records of a sweep, whose runs are not trained again. Repeated",
+        help="records of a sweep with the same settings, whose runs are not trained again. "
+        "Repeated",
     )
     return parser
 
 
-def _no_runs(stage: str, chosen: Selection) -> str:
-    """Return why a stage has nothing to train."""
-    asked = ", ".join(network.name for network in chosen.networks)
-    if len(chosen.networks) > MOST_NAMES:
-        asked = f"these {len(chosen.networks)} networks"
-    reason = f"the stage {stage} has no run of {asked} with the seeds {chosen.seeds}."
-    if stage.endswith("-decay"):
-        allowed = ", ".join(network.name for network in CONTENDERS)
-        reason += f" Its networks are {allowed}."
-    if stage in SEARCHES:
-        search = stage.replace("final", "tune")
-        reason += f" It needs the runs of {search}, in the same folder or by --known, and seeds"
-        reason += f" among {', '.join(map(str, SEEDS))}."
-    return reason
+def _chosen(given: argparse.Namespace) -> Selection:
+    """Return what the arguments choose. An option or a choice without a run raises."""
+    stage = STAGES[given.stage]
+    for name in OPTIONS:
+        if getattr(given, name) is not None and name not in stage.options:
+            having = ", ".join(other for other, one in STAGES.items() if name in one.options)
+            raise ConfigError(f"the stage {given.stage} has no --{name}. Stages with it: {having}.")
+    chosen = Selection(rescues=RESCUES_TO_REPEAT)
+    if given.networks is not None:
+        _check_each(given.stage, "networks", given.networks)
+        every = [network for group in given.networks.values() for network in group]
+        chosen = replace(chosen, networks=tuple(dict.fromkeys(every)))
+    if given.seeds is not None:
+        alone = {str(seed): (seed,) for seed in given.seeds}
+        _check_each(given.stage, "seeds", alone, networks=chosen.networks)
+        chosen = replace(chosen, seeds=given.seeds)
+    if given.rescues is not None:
+        chosen = replace(chosen, rescues=given.rescues)
+    if given.dropouts is not None:
+        chosen = replace(chosen, dropouts=given.dropouts)
+    return chosen
 
 
-def _warn_of_unfinished(stage: str, chosen: Selection) -> None:
-    """Print a warning for each search that a stage needs, and that has not ended."""
-    if stage not in SEARCHES:
-        return
-    search, networks = SEARCHES[stage]
-    names = {network.name for network in chosen.networks}
-    sources = {network.like or network.name for network in networks if network.name in names}
-    searched = [network for network in networks if network.name in sources]
-    for sentence in unfinished(chosen.out, searched, search):
-        print(f"Warning: {sentence}", file=sys.stderr)
+def _check_each(
+    name: str,
+    option: str,
+    choices: Mapping[str, Sequence[object]],
+    **chosen: Sequence[object],
+) -> None:
+    """Raise if a choice, such as one network or one seed, has no run in a stage."""
+    stage = STAGES[name]
+    without = [
+        text
+        for text, choice in choices.items()
+        if not stage.every_run(**chosen, **{option: choice})
+    ]
+    if without:
+        seeds = sorted({run.seed for run in stage.every_run(**chosen)})
+        message = f"the stage {name} has no run of --{option} {','.join(without)}."
+        if option == "seeds":
+            message += f" Its seeds: {', '.join(map(str, seeds))}."
+        else:
+            message += f" Its networks: {', '.join(_networks_of(stage))}."
+        raise ConfigError(message)
 
 
-def _check_set(stage: str, given: Iterable[str], runs: Iterable[Planned]) -> None:
-    """Raise if a setting for every run is one in which the runs differ, or reads test pairs."""
-    planned = [dict(text.split("=", 1) for text in run.settings) for run in runs]
-    for text in given:
+def _networks_of(stage: Stage) -> list[str]:
+    """Return the names of the networks that have runs in a stage."""
+    return [
+        network.name for network in Selection().networks if stage.every_run(networks=(network,))
+    ]
+
+
+def _plan(name: str, chosen: Selection, added: Sequence[str], place: Place) -> list[Planned]:
+    """Return the runs of a stage with more settings. Settings that can't be raise."""
+    stage = STAGES[name]
+    runs = stage.plan(chosen)
+    if not runs:
+        search = name.replace("final", "tune")
+        raise ConfigError(
+            f"the stage {name} has nothing to train. It needs the runs of {search}, in the same "
+            "folder or by --known."
+        )
+    _check_set(name, added, runs)
+    runs = [replace(run, settings=(*run.settings, *added)) for run in runs]
+    for run in runs:
+        try:
+            wanted(run, place)
+        except ConfigError as error:
+            raise ConfigError(f"{run.folder}: {error}") from None
+    return runs
+
+
+def _check_set(name: str, added: Sequence[str], runs: Sequence[Planned]) -> None:
+    """Raise if a setting for every run is one that the stage decides, or reads test pairs."""
+    decided = STAGES[name].decided()
+    planned = {text.partition("=")[0] for run in runs for text in run.settings}
+    for text in added:
         key = text.partition("=")[0].strip()
-        values = {settings.get(key) for settings in planned}
-        guards_test = key in NO_TEST and values != {None}
-        if len(values) > 1 or guards_test:
+        if key in decided or (key in NO_TEST and key in planned):
             raise ConfigError(
-                f"--set can't have {key}: the stage {stage} sets it for its runs. Leave it out."
+                f"--set can't have {key}: the stage {name} sets it for its runs. Leave it out."
             )
+
+
+def _warn_of_unfinished(stage: Stage, chosen: Selection, records: Records) -> None:
+    """Print a warning for each search that a stage needs, and that has not ended."""
+    if stage.search is None:
+        return
+    names = {network.name for network in chosen.networks}
+    sources = {network.like or network.name for network in stage.searched if network.name in names}
+    searched = [network for network in stage.searched if network.name in sources]
+    for sentence in unfinished(records, searched, stage.search):
+        print(f"Warning: {sentence}", file=sys.stderr)
 
 
 def main() -> None:
     """Run a stage."""
     parser = _arguments()
     given = parser.parse_args()
+    now = time.time()
+    place = Place(given.out, given.device, given.precision, now + given.seconds, now + given.stop)
+    known = {run: record for records in given.known for run, record in records.items()}
+    merged = given.out / f"{given.stage}.jsonl"
+    stage = STAGES[given.stage]
+    records = Records(given.out, known)
     try:
         check_device(given.device)
-    except ConfigError as error:
-        parser.error(str(error))
-    chosen = Selection(given.out, given.networks, given.seeds, given.rescues, given.dropouts)
-    merged = given.out / f"{given.stage}.jsonl"
-    try:
-        for records in given.known:
-            restore(given.out, records)
-        runs = _plan(given.stage, chosen, given.set)
-        # It also finds out whether the folder can be written to.
+        chosen = _chosen(given)
+        if stage.search is not None:
+            points = best_points(records, stage.searched, stage.search)
+            chosen = replace(chosen, points=points)
+        runs = _plan(given.stage, chosen, given.set, place)
+        check_known(known, runs, place)
+        # It also finds out whether the file can be read, and the folder written to.
+        merge(merged, records.known_lines(runs))
+        restore(given.out, known)
         merge(merged, lines(given.out, runs))
     except (ConfigError, Damaged) as error:
         parser.error(str(error))
     except OSError as error:
         parser.error(f"cannot write to the folder {given.out}: {error.strerror}.")
-    _warn_of_unfinished(given.stage, chosen)
-    now = time.time()
-    place = Place(given.out, given.device, given.precision, now + given.seconds, now + given.stop)
+    _warn_of_unfinished(stage, chosen, records)
     try:
         failures = print_all(runs, place, given.processes)
     except SweepStopped as stopped:
@@ -241,23 +310,19 @@ def main() -> None:
         sys.exit(stopped.status)
     finally:
         merge(merged, lines(given.out, runs))
+    _print_count(lines(given.out, runs))
     if failures:
         sys.exit(f"runs that failed: {failures}. The lines above state why.")
 
 
-def _plan(stage: str, chosen: Selection, added: Sequence[str]) -> list[Planned]:
-    """Return the runs of a stage with more settings. Settings that can't be raise."""
-    runs = STAGES[stage](chosen)
-    if not runs:
-        raise ConfigError(_no_runs(stage, chosen))
-    _check_set(stage, added, runs)
-    runs = [replace(run, settings=(*run.settings, *added)) for run in runs]
-    for run in runs:
-        try:
-            settings(run.what, run.method, run.seed, run.settings)
-        except ConfigError as error:
-            raise ConfigError(f"{run.folder}: {error}") from None
-    return runs
+def _print_count(made: Sequence[Mapping[str, Any]]) -> None:
+    """Print how many runs have not ended, if any."""
+    statuses = Counter(line["status"] for line in made)
+    left = statuses[NOT_FINISHED]
+    if left:
+        print(
+            f"Of {len(made)} runs {left} have not ended. The same command goes on.", file=sys.stderr
+        )
 
 
 if __name__ == "__main__":
