@@ -17,6 +17,7 @@ from cwy.experiments.data.sets import TATOEBA
 from cwy.experiments.engine import task
 from cwy.experiments.retrieval import encoder, half, sentences, sweep, tokens, weights
 from cwy.experiments.retrieval.recipes import METHODS
+from cwy.experiments.sweeps import Place, wanted
 
 CPU = torch.device("cpu")
 ENGLISH = [f"e{number}" for number in range(40)]
@@ -220,7 +221,11 @@ def test_the_sweep_gives_every_method_one_budget(tmp_path):
     for run, mrr in zip(sweep.trials(["lora"]), (0.1, 0.5, 0.7, 0.4), strict=False):
         folder = tmp_path / run.folder
         folder.mkdir(parents=True)
-        (folder / "record.json").write_text(json.dumps({"final": {"validation": {"mrr": mrr}}}))
+        record = {
+            "config": wanted(run, Place(tmp_path)).to_dict(),
+            "final": {"validation": {"mrr": mrr}},
+        }
+        (folder / "record.json").write_text(json.dumps(record))
     assert sweep.best_rates(tmp_path, ["lora", "oft"]) == {"lora": 3e-3}
     runs = sweep.finals(dict.fromkeys(METHODS, 1e-3))
     assert len({run.folder for run in runs}) == 3 * len(METHODS)
