@@ -45,6 +45,7 @@ from tests.helpers.server import Server
 pytest.importorskip("platformdirs")
 
 pytestmark = pytest.mark.slow
+RECORDS = Path(__file__).parents[2] / "results" / "nmt"
 
 
 def test_a_file_is_split_once_and_for_all(tmp_path):
@@ -383,6 +384,27 @@ def test_recipes_of_the_paper_keep_its_settings_and_others_are_tuned():
     assert (gated.method, gated.config.reflections, gated.config.gate) == ("cwy", 256, True)
     with pytest.raises(ConfigError, match="or gate=true for an orthogonal"):
         task.settings("nmt/cwy-128", assignments=("thin_gate=true",))
+
+
+@pytest.mark.skipif(not RECORDS.exists(), reason="needs the records of the repository")
+@pytest.mark.parametrize(
+    ("recipe", "run"),
+    [
+        ("lstm", "decay-lstm-dropout0.3"),
+        ("gru", "decay-gru-dropout0.5"),
+        ("rnn", "tuned-rnn-tanh-dropout"),
+        ("cwy-64", "decay-cwy-64-relu-dropout0.3"),
+        ("cwy-128", "decay-cwy-128-relu-dropout0.3"),
+        ("cwy-256", "decay-cwy-256-relu-dropout0.3"),
+        ("cwy-512", "decay-cwy-512-relu-dropout0.3"),
+        ("cwy-256-gate", "decay-cwy-256-tanh-gate-thin-dropout0.3"),
+        ("cwy-512-gate", "decay-cwy-512-tanh-gate-thin-dropout0.3"),
+    ],
+)
+def test_a_recipe_has_the_settings_that_were_measured(recipe, run):
+    measured = Folder(RECORDS / f"{run}-seed0").settings().config
+    config = task.settings(f"nmt/{recipe}").config
+    assert config == replace(measured, log_every=config.log_every, save_every=config.save_every)
 
 
 def test_batches_have_few_shapes_and_every_pair_once(pairs):

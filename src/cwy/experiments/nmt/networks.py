@@ -64,8 +64,8 @@ OTHER_REFLECTIONS = tuple(
     cwy_network(f, count) for f in ("relu", "leaky_relu", "abs") for count in (64, 256, 512, 1024)
 )
 RIVALS = (
-    # Steps of the first two take several times as long, so they have half of the points. All
-    # three have one seed.
+    # Steps of all three take about twice as long or more, so they have one seed. The first two have
+    # half of the points.
     Network("scornn-relu", "scornn", ("nonlinearity=relu",), points=POINTS // 2, seeds=(0,)),
     Network("exprnn-relu", "exprnn", ("nonlinearity=relu",), points=POINTS // 2, seeds=(0,)),
     # Gradient descent takes longer steps than Adam.

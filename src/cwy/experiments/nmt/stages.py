@@ -1,6 +1,7 @@
 """The stages of the comparison of translation. Each is a list of runs.
 
-Runs that choose a setting are compared on validation pairs, and never read the test pairs.
+Runs are compared on validation pairs. Those of the searches and of the stages "rate", "start" and
+"gate" never read their test pairs. Others are tested once, at their best epoch.
 """
 
 from __future__ import annotations
