@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -444,6 +445,39 @@ def test_a_warning_names_the_search_whose_point_a_network_takes(tmp_path, capsys
     assert f"{gate}: of 10 points of the search 1 have ended" in found
     assert "cwy-128-relu: of 10 points" in warned("final", "cwy-64-relu", "cwy-128-relu-0")
     assert "left out" in warned("final", "lstm", "gru-0")
+
+
+def test_points_of_a_search_with_other_settings_are_taken_with_a_warning(
+    pairs, tmp_path, monkeypatch, capsys
+):
+    tiny = [one for one in TINY if not one.startswith("reflections")]
+    shrunk = [f"--set={one}" for one in (f"file={pairs}", *tiny)]
+    trials = stages.trials(networks.BASELINES[:1])
+    larger = [f"file={pairs}", *tiny, "hidden_size=9"]
+    lines = []
+    for run, changed in zip(trials, (tiny, larger), strict=False):
+        run = replace(run, settings=(*run.settings, f"file={pairs}", *changed))
+        config = sweeps.wanted(run, Place(tmp_path)).to_dict()
+        lines.append(json.dumps(ENDED | {"run": run.folder, "config": config}))
+    known = tmp_path / "known.jsonl"
+    known.write_text("\n".join([*lines, json.dumps(ENDED | {"run": "start/lstm-1"})]))
+    out = tmp_path / "out"
+    given = ["final", str(out), "--networks", "lstm", "--known", str(known), "--seconds", "1e-9"]
+    monkeypatch.setattr("sys.argv", ["sweep", *given, *shrunk])
+    sweep.main()
+    warned = capsys.readouterr().err
+    assert "Runs: 1. The first is tuning/lstm-1: hidden_size is 9 there and" in warned
+    restored = {path.parent.relative_to(out).as_posix() for path in out.rglob("record.json")}
+    assert restored == {"tuning/lstm-0"}, "others do not belong to this stage, or not to its search"
+
+
+def test_sweeps_in_one_folder_lose_no_line(tmp_path):
+    def merged(number):
+        sweeps.merge(tmp_path / "lines.jsonl", [ENDED | {"run": f"run{number}"}])
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(merged, range(40)))
+    assert len(sweeps.read_known(tmp_path / "lines.jsonl")) == 40
 
 
 def recorded(stage):

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any
 
+from filelock import FileLock
+
 from .. import _atomic
 from .._provenance import commit
 from .engine import files
@@ -106,6 +108,21 @@ class Records:
         if self._has_begun(run):
             return (self.out / run.folder / DIVERGED).is_file()
         return self._known(run, HAS_DIVERGED) is not None
+
+    def found_settings(self, run: Planned, place: Place) -> Settings | None:
+        """Return the settings of a run that has begun or is known, or None."""
+        folder = Folder(self.out / run.folder)
+        if folder.exists:
+            return folder.settings()
+        record = self.known.get(run.folder)
+        if record is None or self._has_begun(run):
+            return None
+        if "config" in record:
+            return Settings.from_dict(record["config"])
+        # Older lines of runs that diverged have no precision.
+        return settings(
+            run.what, record["method"], run.seed, record["settings"], precision=place.precision
+        )
 
     def known_lines(self, runs: Iterable[Planned]) -> list[Mapping[str, Any]]:
         """Return the known records of those of these runs that were not begun in the folder."""
@@ -218,30 +235,32 @@ def check_known(
     known: Mapping[str, Mapping[str, Any]], runs: Iterable[Planned], place: Place
 ) -> None:
     """Raise if a known record of a planned run has other settings."""
-    differing = []
-    for run in runs:
-        record = known.get(run.folder)
-        if record is None or has_begun(place.out / run.folder):
-            continue
-        differ = _known_differences(record, run, place)
-        if differ:
-            differing.append(f"{run.folder}: {', '.join(differ)}")
+    unbegun = [run for run in runs if not has_begun(place.out / run.folder)]
+    differing = different(Records(place.out, known), unbegun, place)
     if differing:
         raise ConfigError(
-            f"--known has other settings for runs of this stage. Runs: {len(differing)}. The first "
-            f"is {differing[0]}. Give the same settings here, or leave these records out."
+            f"--known has other settings for runs of this stage. {count_of(differing)} Give the "
+            "same settings here, or leave these records out."
         )
 
 
-def _known_differences(record: Mapping[str, Any], run: Planned, place: Place) -> list[str]:
-    mine = wanted(run, place)
-    if "config" in record:
-        return differences(Settings.from_dict(record["config"]).to_dict(), mine.to_dict())
-    # Such a record has no precision.
-    there = settings(
-        run.what, record["method"], run.seed, record["settings"], precision=place.precision
-    )
-    return differences(there.to_dict(), mine.to_dict())
+def different(records: Records, runs: Iterable[Planned], place: Place) -> dict[str, str]:
+    """Return how runs that are found differ from the planned ones, by their folders."""
+    found = {}
+    for run in runs:
+        there = records.found_settings(run, place)
+        if there is None:
+            continue
+        differ = differences(there.to_dict(), wanted(run, place).to_dict())
+        if differ:
+            found[run.folder] = ", ".join(differ)
+    return found
+
+
+def count_of(differing: Mapping[str, str]) -> str:
+    """Return how many runs differ, and how the first one does, as sentences."""
+    folder, differ = next(iter(differing.items()))
+    return f"Runs: {len(differing)}. The first is {folder}: {differ}."
 
 
 def restore(out: Path, known: Mapping[str, Mapping[str, Any]]) -> None:
@@ -264,15 +283,19 @@ def restore(out: Path, known: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def merge(path: Path, made: Iterable[Mapping[str, Any]]) -> None:
-    """Write the lines of runs into a file. Lines of other runs stay. A damaged file raises."""
-    by_run = _by_run(path)
-    for line in made:
-        old = by_run.get(line["run"])
-        if old is None or _replaces(line, old):
-            by_run[line["run"]] = line
+    """Write the lines of runs into a file. Lines of other runs stay. A damaged file raises.
+
+    Several sweeps may write into one file.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    text = "".join(f"{json.dumps(line)}\n" for line in by_run.values())
-    _atomic.write(path, text.encode())
+    with FileLock(path.with_name(f".{path.stem}.lock")):
+        by_run = _by_run(path)
+        for line in made:
+            old = by_run.get(line["run"])
+            if old is None or _replaces(line, old):
+                by_run[line["run"]] = line
+        text = "".join(f"{json.dumps(line)}\n" for line in by_run.values())
+        _atomic.write(path, text.encode())
 
 
 def _replaces(line: Mapping[str, Any], old: Mapping[str, Any]) -> bool:

@@ -24,10 +24,11 @@ from __future__ import annotations
 
 import argparse
 import math
+import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ from typing import Any
 from ..engine.config import ConfigError, choose
 from ..engine.files import Damaged
 from ..engine.runner import check_device
-from ..engine.signals import outlast
+from ..engine.signals import outlast, status
 from ..engine.task import PRECISIONS
 from ..pool import SweepStopped, print_all
 from ..sweeps import (
@@ -44,6 +45,8 @@ from ..sweeps import (
     Planned,
     Records,
     check_known,
+    count_of,
+    different,
     lines,
     merge,
     read_known,
@@ -51,7 +54,16 @@ from ..sweeps import (
     wanted,
 )
 from .networks import GROUPS, SEEDS, Network, select
-from .stages import DROPOUTS, RESCUES, STAGES, Selection, Stage, best_points, unfinished
+from .stages import (
+    DROPOUTS,
+    RESCUES,
+    STAGES,
+    Selection,
+    Stage,
+    best_points,
+    trials,
+    unfinished,
+)
 
 NO_TEST = ("validation", "final_test")
 """Settings that keep test pairs from runs that choose a setting."""
@@ -141,7 +153,7 @@ def _arguments() -> argparse.ArgumentParser:
         formatter_class=_Help,
     )
     parser.add_argument("stage", choices=STAGES, metavar="STAGE", help="one of those above")
-    parser.add_argument("out", type=Path, help="the folder of all stages")
+    parser.add_argument("out", metavar="OUT", type=Path, help="the folder of all stages")
     parser.add_argument("--device", default="cpu", help="cpu or cuda, by default cpu")
     parser.add_argument(
         "--precision",
@@ -153,7 +165,10 @@ def _arguments() -> argparse.ArgumentParser:
         "--processes", type=_count, default=1, help="how many runs at a time, by default 1"
     )
     parser.add_argument(
-        "--seconds", type=_seconds, default=math.inf, help="start no run after this"
+        "--seconds",
+        type=_seconds,
+        default=math.inf,
+        help="start no run after this. What is left is counted, and is no failure",
     )
     parser.add_argument(
         "--stop", type=_seconds, default=math.inf, help="save and stop runs after these seconds"
@@ -256,24 +271,51 @@ def _plan(name: str, chosen: Selection, added: Sequence[str], place: Place) -> l
 def _check_set(name: str, added: Sequence[str], runs: Sequence[Planned]) -> None:
     """Raise if a setting for every run is one that the stage decides, or reads test pairs."""
     decided = STAGES[name].decided()
-    planned = {text.partition("=")[0] for run in runs for text in run.settings}
+    planned = _keys(runs)
     for text in added:
-        key = text.partition("=")[0].strip()
+        key = _key(text)
         if key in decided or (key in NO_TEST and key in planned):
             raise ConfigError(
                 f"--set can't have {key}: the stage {name} sets it for its runs. Leave it out."
             )
 
 
+def _keys(runs: Iterable[Planned]) -> set[str]:
+    """Return the names of the settings that runs have."""
+    return {_key(text) for run in runs for text in run.settings}
+
+
+def _key(text: str) -> str:
+    """Return the name in a ``key=value`` text."""
+    return text.partition("=")[0].strip()
+
+
 def _warn_of_unfinished(stage: Stage, chosen: Selection, records: Records) -> None:
     """Print a warning for each search that a stage needs, and that has not ended."""
     if stage.search is None:
         return
+    for sentence in unfinished(records, _searched(stage, chosen), stage.search):
+        print(f"Warning: {sentence}", file=sys.stderr)
+
+
+def _searched(stage: Stage, chosen: Selection) -> list[Network]:
+    """Return the networks whose points the chosen ones take."""
     names = {network.name for network in chosen.networks}
     sources = {network.like or network.name for network in stage.searched if network.name in names}
-    searched = [network for network in stage.searched if network.name in sources]
-    for sentence in unfinished(records, searched, stage.search):
-        print(f"Warning: {sentence}", file=sys.stderr)
+    return [network for network in stage.searched if network.name in sources]
+
+
+def _search_runs(stage: Stage, chosen: Selection, added: Sequence[str]) -> list[Planned]:
+    """Return the runs of the search that a stage needs.
+
+    They have the settings for every run, apart from those that the stage or the search sets itself.
+    """
+    if stage.search is None:
+        return []
+    runs = trials(_searched(stage, chosen), stage.search)
+    planned = _keys([*runs, *stage.plan(chosen)])
+    common = [text for text in added if _key(text) not in planned]
+    return [replace(run, settings=(*run.settings, *common)) for run in runs]
 
 
 def main() -> None:
@@ -293,16 +335,21 @@ def main() -> None:
             points = best_points(records, stage.searched, stage.search)
             chosen = replace(chosen, points=points)
         runs = _plan(given.stage, chosen, given.set, place)
+        search_runs = _search_runs(stage, chosen, given.set)
         check_known(known, runs, place)
+        differing = different(records, search_runs, place)
         # It also finds out whether the file can be read, and the folder written to.
         merge(merged, records.known_lines(runs))
-        restore(given.out, known)
+        fitting = {run.folder for run in (*runs, *search_runs)} - differing.keys()
+        restore(given.out, {run: record for run, record in known.items() if run in fitting})
         merge(merged, lines(given.out, runs))
     except (ConfigError, Damaged) as error:
         parser.error(str(error))
     except OSError as error:
         parser.error(f"cannot write to the folder {given.out}: {error.strerror}.")
     _warn_of_unfinished(stage, chosen, records)
+    if differing:
+        print(f"Warning: the search has other settings. {count_of(differing)}", file=sys.stderr)
     try:
         failures = print_all(runs, place, given.processes)
     except SweepStopped as stopped:
@@ -327,4 +374,8 @@ def _print_count(made: Sequence[Mapping[str, Any]]) -> None:
 
 if __name__ == "__main__":
     outlast()
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        print("stopped. The same command goes on.", file=sys.stderr)
+        sys.exit(status(signal.SIGINT))

@@ -13,6 +13,7 @@ import argparse
 import json
 import math
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -24,7 +25,7 @@ from typing import Any
 import torch
 
 from ..engine import task
-from ..engine.signals import outlast
+from ..engine.signals import outlast, status
 from ..pool import SweepStopped, print_all
 from ..sweeps import Place, Planned, read
 from . import sentences, weights
@@ -200,3 +201,6 @@ if __name__ == "__main__":
     except SweepStopped as stopped:
         print(stopped, file=sys.stderr)
         sys.exit(stopped.status)
+    except KeyboardInterrupt:
+        print("stopped. The same command goes on.", file=sys.stderr)
+        sys.exit(status(signal.SIGINT))
