@@ -152,6 +152,7 @@ def test_tatoeba_is_read_whole():
     ]
     assert corpus.longest_target == 50
     assert [7 < mean < 8 for mean in corpus.facts["mean words"]] == [True, True]
+    assert [most > 40 for most in corpus.facts["most words"]] == [True, True]
 
 
 def arguments(pairs, out, *more, **changes):

@@ -289,6 +289,20 @@ def test_learning_rates_warm_up_and_fall():
     assert not copying.capturable, "RMSprop reads its rates from numbers"
 
 
+def test_a_warmup_that_does_not_fit_is_named(tmp_path):
+    printed = io.StringIO()
+    for warmup in (12, 40):
+        texts = ("iterations=12", f"warmup={warmup}")
+        chosen = task.settings("copying/small", assignments=texts)
+        display = Display(Console(file=printed, width=200))
+        Loop(chosen, Folder(tmp_path / str(warmup)), Group("cpu"), display).run()
+    assert printed.getvalue().count("is longer than the run") == 1
+    assert "warmup=40 is longer than the run, which has 12 steps." in printed.getvalue()
+    chosen = task.settings("convergence/small", assignments=("warmup=4",))
+    with pytest.raises(ConfigError, match="warmup is no setting of convergence"):
+        task.load("convergence")(chosen, torch.device("cpu"))
+
+
 @pytest.mark.parametrize("patience", [1, 2])
 def test_a_run_ends_when_evaluations_are_not_better(patience, tmp_path):
     texts = ("lr=1e-30", "orthogonal_lr=1e-30", "evaluate_every=3", f"patience={patience}")

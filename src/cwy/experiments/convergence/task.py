@@ -74,6 +74,11 @@ class Convergence(Task[ConvergenceConfig]):
 
     def __init__(self, settings: Settings, device: torch.device) -> None:
         super().__init__(settings, device)
+        if self.config.warmup is not None:
+            raise ConfigError(
+                "warmup is no setting of convergence, whose steps are those of Theorem 4. "
+                "Leave it out."
+            )
         N, M = self.config.N, self.config.M
         suits = N > M
         if settings.method == "cwy":

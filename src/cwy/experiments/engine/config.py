@@ -160,7 +160,7 @@ def blaming_memory() -> Generator[None]:
             raise
         raise ConfigError(
             f"the run needs more memory than there is: {reason[:SHOWN_LETTERS]}. "
-            "Smaller sizes, such as batch_size, hidden_size and T, need less."
+            "Smaller sizes, such as batch_size and hidden_size, and shorter sequences need less."
         ) from error
 
 

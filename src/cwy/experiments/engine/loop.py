@@ -119,6 +119,7 @@ class Loop:
                 self.settings, self._unused(), self.step, self.task.iterations, self.task.facts
             )
             opened.callback(self.display.end)
+            self._warn_of_warmup()
             try:
                 self._steps(first)
                 return self._finish()
@@ -138,6 +139,17 @@ class Loop:
         if self.group.first:
             self.folder.write_file(DIVERGED, f"{message}\n".encode())
         return Diverged(message)
+
+    def _warn_of_warmup(self) -> None:
+        """Print a warning if the run ends before its warm-up does."""
+        warmup = self.config.warmup
+        steps = self.task.iterations
+        if warmup is not None and warmup > steps:
+            self.display.say(
+                f"Warning: warmup={warmup} is longer than the run, which has {steps} steps. The "
+                f"learning rates only reach {steps / warmup:.2g} of lr and orthogonal_lr. Set a "
+                "smaller warmup, or warmup=none."
+            )
 
     def _unused(self) -> set[str]:
         unused = set(self.task.unused)

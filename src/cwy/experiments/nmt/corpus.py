@@ -169,6 +169,7 @@ def _word_facts(
             _seen(targets, _targets(split.train)),
         ],
         "mean words": [_mean_length(_sources(chosen)), _mean_length(_targets(chosen))],
+        "most words": [max(map(len, _sources(chosen))), max(map(len, _targets(chosen)))],
         "loss by word frequency": [
             frequency_loss(vocabularies.source, _sources(split.train), sources),
             frequency_loss(vocabularies.target, _targets(split.train), targets),
