@@ -521,13 +521,27 @@ def test_the_report_shows_the_best_epoch(tmp_path):
         for step, loss, share in ((1, 3.0, 0.25), (2, 1.0, 0.5), (3, 2.0, 0.75))
     ]
     tested = {"step": 3, "seconds": 3, "split": "test", "loss": 1.25}
-    write_run(tmp_path / "validated", config, rows)
-    write_run(tmp_path / "tested", config, [*rows, tested])
+    best = {"metric": "validation loss", "value": 1.0, "step": 2}
+    write_run(tmp_path / "validated", config, rows, best=best)
+    write_run(tmp_path / "tested", config, [*rows, tested], best=best)
+    write_run(tmp_path / "early", config, rows[:2], best=best)
+    for name in ("validated", "tested", "early"):
+        # As a sweep restores a run.
+        shutil.copytree(tmp_path / name, tmp_path / f"{name}-restored")
+        (tmp_path / f"{name}-restored" / "metrics.jsonl").unlink()
     found = {}
     for one in find_runs([tmp_path]):
         values = {column.heading: column.value(one) for column in DESCRIPTIONS["nmt"].columns}
         found[one.folder.name] = (values["loss per word"], values["energy in one direction"])
-    assert found == {"validated": (1.0, 0.5), "tested": (1.25, 0.5)}
+    assert found == {
+        "validated": (1.0, 0.5),
+        "tested": (1.25, 0.5),
+        "early": (1.0, 0.5),
+        # The energy in a record is that of the last epoch.
+        "validated-restored": (1.0, None),
+        "tested-restored": (1.25, None),
+        "early-restored": (1.0, 0.5),
+    }
 
 
 def test_a_test_that_is_not_finite_leaves_no_record(pairs, tmp_path, monkeypatch):

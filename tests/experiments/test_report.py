@@ -14,6 +14,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.image import imread
 
 from cwy.experiments.report import ReportError, find_runs, read_run, write
+from cwy.experiments.report.describe import describe
 from cwy.experiments.report.figure import draw, outliers, styles
 from cwy.experiments.report.panels import arrange
 from cwy.experiments.report.tables import summary
@@ -85,6 +86,19 @@ def test_a_setting_that_an_earlier_version_lacks_has_its_default(tmp_path):
         "cwy (clip = none)": 2,
         "cwy (clip = 1)": 1,
     }
+
+
+def test_a_run_without_its_log_has_the_numbers_of_its_record():
+    records = sorted((RECORDS / "nmt").glob("*/record.json"))
+    assert records
+    for path in records:
+        run = read_run(path.parent)
+        restored = replace(run, metrics=[])
+        assert (restored.steps, restored.seconds) == (run.steps, run.seconds)
+        for column in describe(run.task).columns:
+            value = column.value(restored)
+            assert value in (None, column.value(run)), (run.folder, column.heading)
+            assert value is not None or column.heading != "loss per word", run.folder
 
 
 def test_a_run_that_was_stopped_is_not_judged(tmp_path):

@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import shutil
 from dataclasses import fields
 from pathlib import Path
 
@@ -91,6 +92,13 @@ def test_80_columns_hold_every_run_with_its_measure_and_break_no_word():
         folder = name.rpartition("/")[0]
         measure = measures.get(folder)
         assert measure is None or not line.rstrip().endswith("done") or measure in line, line
+
+
+def test_a_run_without_its_log_is_listed_by_its_record(whole, tmp_path):
+    for name in ("config.json", "record.json"):
+        shutil.copy(whole / name, tmp_path)
+    listed = [list(column.cells) for column in table(tmp_path).columns[1:]]
+    assert listed == [list(column.cells) for column in table(whole).columns[1:]]
 
 
 @pytest.mark.slow

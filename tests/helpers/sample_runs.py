@@ -55,11 +55,16 @@ def write_run(
         }
         whole |= {
             "parameters": 20000,
+            "final": {row["split"]: _metrics(row) for row in rows},
             "best": {"metric": "loss", "value": last["loss"], "step": last["step"]},
             **record,
         }
         (folder / "record.json").write_text(json.dumps(whole))
     return folder
+
+
+def _metrics(row: dict) -> dict:
+    return {key: row[key] for key in row.keys() - {"step", "split", "seconds", "epoch"}}
 
 
 def copying(

@@ -156,7 +156,14 @@ def _rows(root: Path) -> Iterator[list[str]]:
     for path in sorted(config.parent for config in root.rglob(CONFIG)):
         try:
             own, *cells = _cells(Folder(path))
-        except (OSError, LookupError, TypeError, ValueError, ArithmeticError):
+        except (
+            OSError,
+            LookupError,
+            AttributeError,
+            TypeError,
+            ValueError,
+            ArithmeticError,
+        ):
             own = path.name
             cells = [*[""] * 6, "damaged"]
         name = own
@@ -168,19 +175,26 @@ def _rows(root: Path) -> Iterator[list[str]]:
 def _cells(folder: Folder) -> list[str]:
     settings = folder.settings()
     rows = folder.rows()
-    final = _final(rows)
-    status = "open"
-    best = ""
-    if folder.finished:
-        status = "done"
-        best = _best(folder.record()["best"])
-    elif folder.diverged:
-        status = "diverged"
+    finals = {row["split"]: row for row in rows}
     seconds = ""
     step = 0
     if rows:
-        seconds = f"{rows[-1]['seconds']:.0f} s"
+        seconds = _seconds(rows[-1])
         step = rows[-1]["step"]
+    status = "open"
+    best = ""
+    if folder.finished:
+        record = folder.record()
+        status = "done"
+        best = _best(record["best"])
+        if not rows:
+            # A sweep restores known runs without their logs.
+            finals = record["final"]
+            seconds = _seconds(record)
+            step = record["steps"]
+    elif folder.diverged:
+        status = "diverged"
+    final = _final(finals)
     saved = folder.last_checkpoint()
     if saved:
         step = max(step, step_of(saved))
@@ -191,7 +205,7 @@ def _cells(folder: Folder) -> list[str]:
     return [
         f"{settings.task}/{settings.name}",
         settings.method,
-        str(step),
+        f"{step:d}",
         loss,
         next(iter(measures), ""),
         best,
@@ -200,9 +214,12 @@ def _cells(folder: Folder) -> list[str]:
     ]
 
 
-def _final(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the last row of the split that counts."""
-    finals = {row["split"]: row for row in rows}
+def _seconds(row: dict[str, Any]) -> str:
+    return f"{row['seconds']:.0f} s"
+
+
+def _final(finals: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return the last metrics of the split that counts."""
     return finals.get("test") or finals.get("validation") or finals.get("train") or {}
 
 

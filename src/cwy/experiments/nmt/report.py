@@ -95,6 +95,8 @@ def _tested(metric: str) -> Callable[[Run], float | None]:
 
 def _at_best_epoch(run: Run, metric: str) -> float | None:
     """Return a metric of the validation pairs, at the epoch with the lowest loss on these."""
+    if run.is_only_recorded:
+        return run.recorded_at_best("validation", metric)
     _, losses = run.curve("validation", "loss")
     _, values = run.curve("validation", metric)
     if not values or len(losses) != len(values):

@@ -32,6 +32,7 @@ TYPES: dict[str, tuple[type, ...]] = {
     "dirty": (bool, NoneType),
     "versions": (dict,),
     "crossings": (dict,),
+    "final": (dict,),
     "data": (dict,),
     "best": (dict, NoneType),
 }
@@ -44,7 +45,11 @@ class ReportError(RuntimeError):
 
 @dataclass(frozen=True)
 class Run:
-    """Hold one run: its settings, its logged rows in order, and its record once it has ended."""
+    """Hold one run: its settings, its logged rows in order, and its record once it has ended.
+
+    A sweep restores known runs without their logs. Such a run has no rows and no curves, and its
+    numbers are those of the record.
+    """
 
     folder: Path
     config: dict[str, Any]
@@ -75,6 +80,15 @@ class Run:
         """Return the seed."""
         return self.config["seed"]
 
+    @property
+    def is_only_recorded(self) -> bool:
+        """Return whether there is a record, but no log."""
+        return bool(self.record) and not self.metrics
+
+    @property
+    def _record(self) -> dict[str, Any]:
+        return self.record or {}
+
     def overlaps(self, other: Run) -> bool:
         """Return whether both were trained at the same time, on devices of one kind."""
         if self is other or not self.record or not other.record:
@@ -97,6 +111,8 @@ class Run:
     @cached_property
     def steps(self) -> int:
         """Return the number of iterations done."""
+        if self.is_only_recorded:
+            return self._record.get("steps", 0)
         return max((row["step"] for row in self.metrics), default=0)
 
     @cached_property
@@ -131,7 +147,9 @@ class Run:
         return [row[along] for row in rows], values
 
     def last(self, split: str, metric: str) -> float | None:
-        """Return the last logged value of a metric, or None."""
+        """Return the last logged or recorded value of a metric, or None."""
+        if self.is_only_recorded:
+            return self._final(split, metric)
         _, values = self.curve(split, metric)
         if not values:
             return None
@@ -142,9 +160,29 @@ class Run:
         _, values = self.curve(split, metric)
         return max(values, default=None)
 
+    def recorded_at_best(self, split: str, metric: str) -> float | None:
+        """Return a recorded metric of a split at the best evaluation, or None.
+
+        A record has all metrics of the last evaluation, and one of the best evaluation. The others
+        are known only if the last evaluation is the best one.
+        """
+        best = self._record.get("best") or {}
+        if best.get("metric") == f"{split} {metric}":
+            return best.get("value")
+        if not best or best.get("step") != self._record.get("steps"):
+            return None
+        return self._final(split, metric)
+
+    def _final(self, split: str, metric: str) -> float | None:
+        """Return the value of a metric that the record has of the end, or None."""
+        row = self._record.get("final", {}).get(split, {})
+        if not _shows(row, metric):
+            return None
+        return row[metric]
+
     def crossing(self, level: float) -> int | None:
         """Return the first iteration with a training loss at or under the level, or None."""
-        recorded = (self.record or {}).get("crossings", {})
+        recorded = self._record.get("crossings", {})
         if f"{level:g}" in recorded:
             return recorded[f"{level:g}"]
         steps, values = self.curve("train", "loss")
@@ -258,6 +296,12 @@ def _check_record(record: dict[str, Any]) -> None:
         if not isinstance(value, int | float | None):
             raise ValueError(f"{key} must be a number.")
         _check_number(key, value)
+    for split, metrics in record.get("final", {}).items():
+        if not isinstance(metrics, dict):
+            raise ValueError(f"its final {split} must be numbers by name.")
+        for key, value in metrics.items():
+            if type(value) not in NUMBER:
+                raise ValueError(f"its final {split} {key} must be a number.")
     texts = {**record.get("versions", {}), "part": record.get("data", {}).get("part")}
     for key, value in texts.items():
         if not isinstance(value, str | None):
