@@ -248,6 +248,26 @@ def test_resume_restarts_a_run_without_checkpoint_and_leaves_a_finished_one(whol
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
+def test_without_its_device_a_run_is_only_left_alone_if_it_has_finished(whole, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(whole, run)
+    config = run / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"device": "cuda:77"}))
+    status, said = resume(run)
+    assert (status, said) == (0, f"{run} is finished: nothing to do.\n")
+    (run / "record.json").unlink()
+    before = sorted(run.rglob("*"))
+    with pytest.raises(ConfigError) as refused:
+        resume(run)
+    assert str(refused.value).startswith(f"{config} has device cuda:77, which can't be used here: ")
+    command = f" To go on with another one: cwy resume {run} --device cpu"
+    assert str(refused.value).endswith(command)
+    with pytest.raises(ConfigError, match=r"^--device cuda:78 can't be used: "):
+        resume(run, "cuda:78")
+    assert sorted(run.rglob("*")) == before
+    assert resume(run, "cpu")[0] == 0
+
+
 @pytest.mark.parametrize("optimizer", ["rmsprop", "adam"])
 def test_a_run_of_a_gpu_goes_on_elsewhere(optimizer, tmp_path):
     whole, run = tmp_path / "whole", tmp_path / "run"

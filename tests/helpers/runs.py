@@ -67,10 +67,10 @@ def loop(folder: Path, method: str = "cwy", **settings: object) -> Loop:
     )
 
 
-def resume(folder: Path) -> tuple[int, str]:
+def resume(folder: Path, device: str | None = None) -> tuple[int, str]:
     """``cwy resume`` in this process."""
     console = Console(file=io.StringIO(), width=100)
-    return runner.resume(folder, None, console, Stop()), console.file.getvalue()
+    return runner.resume(folder, device, console, Stop()), console.file.getvalue()
 
 
 def rows(folder: Path) -> list[dict]:

@@ -18,13 +18,15 @@ from .config import ConfigError, blaming_memory
 from .display import Display
 from .distributed import Group
 from .files import Damaged
-from .folder import Folder
+from .folder import CONFIG, Folder
 from .loop import Loop
 from .monitor import Diverged
 from .signals import Stop, Stopped
 from .task import Settings, differences
 
 FAILED = 1
+DEVICES = ("cpu", "cuda")
+"""How the name of a device may begin."""
 MEASURES = ("loss", "accuracy", "bleu")
 AGAIN = "The same command continues all runs."
 
@@ -124,13 +126,18 @@ def train(sweep: Sweep, console: Console, stop: Stop) -> int:
 def resume(path: Path, device: str | None, console: Console, stop: Stop) -> int:
     """Continue from the last checkpoint, or from the start without one.
 
-    A finished run is left as it is.
+    A finished run is left as it is, on a machine without its device, too.
     """
     folder = Folder(path)
     settings = folder.settings()
-    if device is not None:
+    if _is_finished(folder):
+        # Nothing is left to compute.
+        settings = replace(settings, device="cpu")
+    elif device is not None:
+        check_device(device)
         settings = replace(settings, device=device)
-    check_device(settings.device)
+    else:
+        _check_device_of(folder, settings.device)
     group = Group(settings.device)
     with group.joined():
         return _start(_Start(settings, folder, group, stop, console, go_on=True))
@@ -138,15 +145,42 @@ def resume(path: Path, device: str | None, console: Console, stop: Stop) -> int:
 
 def check_device(name: str) -> None:
     """Raise unless torch can use this device."""
-    if not name.startswith(("cpu", "cuda")):
+    if not name.startswith(DEVICES):
         raise ConfigError(f"--device must be cpu or cuda, got {name}.")
+    problem = _problem_with_device(name)
+    if problem:
+        raise ConfigError(
+            f"--device {name} can't be used: {problem}. See `cwy info` for the devices here."
+        )
+
+
+def _check_device_of(folder: Folder, name: str) -> None:
+    """Raise unless torch can use the device that a run was started on."""
+    problem = "it must be cpu or cuda"
+    if name.startswith(DEVICES):
+        problem = _problem_with_device(name)
+    if problem:
+        raise ConfigError(
+            f"{folder.path / CONFIG} has device {name}, which can't be used here: {problem}. "
+            f"To go on with another one: cwy resume {folder.path} --device cpu"
+        )
+
+
+def _problem_with_device(name: str) -> str:
+    """Return why torch cannot use a device, empty if it can."""
     try:
         torch.empty(0, device=torch.device(name))
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ConfigError(
-            f"--device {name} can't be used: {reason}. See `cwy info` for the devices here."
-        ) from None
+        return str(error).strip().splitlines()[0].rstrip(".")
+    return ""
+
+
+def _is_finished(folder: Folder) -> bool:
+    """Return whether a run has finished. A record that cannot be read is named later."""
+    try:
+        return folder.finished
+    except (ConfigError, OSError):
+        return False
 
 
 def _start_one_of_many(run: _Start) -> int:
