@@ -1,8 +1,10 @@
 """The report: what a reader sees of runs, in a real browser too."""
 
 import html
+import itertools
 import json
 import os
+import random
 import re
 import shutil
 import subprocess
@@ -13,7 +15,8 @@ import pytest
 from matplotlib.colors import to_rgb
 from matplotlib.image import imread
 
-from cwy.experiments.report import ReportError, find_runs, read_run, write
+from cwy.experiments.engine import task
+from cwy.experiments.report import ReportError, Run, find_runs, read_run, write
 from cwy.experiments.report.describe import describe
 from cwy.experiments.report.figure import draw, outliers, styles
 from cwy.experiments.report.panels import arrange
@@ -86,6 +89,56 @@ def test_a_setting_that_an_earlier_version_lacks_has_its_default(tmp_path):
         "cwy (clip = none)": 2,
         "cwy (clip = 1)": 1,
     }
+
+
+def translation(*texts):
+    settings = task.settings("nmt/paper-cwy-64", assignments=texts)
+    return Run(Path(), settings.to_dict(), [], None)
+
+
+def labels(runs):
+    (panel,) = arrange(runs)
+    return [one.label for one in panel.series]
+
+
+@pytest.mark.parametrize(
+    ("variants", "expected"),
+    [
+        (
+            ["", "clip=1", "embedding_scale=0.05", "gate=true", "lr=1e-3"],
+            ["cwy", "clip = 1", "embedding_scale = 0.05", "gate = true", "lr = 0.001"],
+        ),
+        (["", "clip=1"], ["clip = none", "clip = 1"]),
+        (
+            ["", "gate=true", "gate=true thin_gate=true"],
+            ["gate = false", "gate = true, thin_gate = false", "gate = true, thin_gate = true"],
+        ),
+        (
+            ["", "clip=1", "reflections=32", "reflections=32 clip=0.5"],
+            [
+                "clip = none, L = 64",
+                "clip = 1, L = 64",
+                "clip = none, L = 32",
+                "clip = 0.5, L = 32",
+            ],
+        ),
+    ],
+)
+def test_a_label_leaves_out_what_is_usual_or_means_nothing(variants, expected):
+    runs = [translation(*texts.split()) for texts in variants]
+    found = [label.removeprefix("cwy (").removesuffix(")") for label in labels(runs)]
+    assert found == expected
+
+
+def test_runs_that_differ_have_different_labels():
+    gates = ["gate=false", "gate=true", "gate=true thin_gate=true", "gate=true gate_encoder=false"]
+    axes = [("clip=none", "clip=1"), gates, ("reflections=64", "reflections=32")]
+    axes += [(f"{name}=1e-2", f"{name}=1e-3") for name in ("lr", "orthogonal_lr")]
+    runs = [translation(*" ".join(texts).split()) for texts in itertools.product(*axes)]
+    draw = random.Random(0)
+    for count in (1, 2, 3, 4, 5, 6, 7, 8, 16, len(runs)):
+        for _ in range(10):
+            assert len(labels(draw.sample(runs, count))) == count
 
 
 def test_a_run_without_its_log_has_the_numbers_of_its_record():

@@ -168,6 +168,7 @@ DESCRIPTIONS = {
             "dropout": "dropout",
             "warmup": "warm-up",
         },
+        parts={"gate_encoder": "gate", "thin_gate": "gate"},
         about="Sentences are translated by an encoder and a decoder with additive attention: "
         "Tatoeba's from Spanish into English, unless the settings name a file. "
         "Loss and perplexity are per word, in nats, with the words before given. "

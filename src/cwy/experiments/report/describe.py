@@ -112,6 +112,7 @@ class Description:
         title: the task's name in words.
         panels: the settings that decide what is drawn together, with their letters. A setting
             with the letter "" is named only by its value.
+        parts: settings of a part that a run may lack, each with the setting that adds the part.
         curves: the figures of a panel.
         columns: the numbers of the summary.
         finding: returns one sentence on what a panel's finished series show.
@@ -126,6 +127,7 @@ class Description:
     about: str
     finding: Callable[[Sequence[Series]], str]
     panels: dict[str, str] = field(default_factory=dict)
+    parts: dict[str, str] = field(default_factory=dict)
     published: Callable[[Config], str | None] = lambda config: None
     pictures: Callable[[Sequence[Series]], list[Picture]] = lambda series: []
 

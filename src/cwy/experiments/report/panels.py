@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from textwrap import shorten
@@ -15,6 +16,8 @@ from .words import number, say
 
 INCIDENTAL = {"seed", "recipe", "device", "compile", "log_every", "evaluate_every", "save_every"}
 """Settings that may differ between two runs of one series."""
+ALWAYS_NAMED = {"reflections", "nonlinearity"}
+"""Settings that every label of a method has if its runs differ by them."""
 LETTERS = {"hidden_size": "N", "reflections": "L"}
 ORDER = (
     *("cwy", "tcwy", "hr", "exprnn", "dtriv", "scornn", "urnn", "eurnn", "own"),
@@ -24,6 +27,10 @@ ORDER = (
 """The order of rows and legends. Other methods follow by name."""
 LONGEST = 60
 """The most characters of a setting that a legend shows."""
+_UNUSED = object()
+"""The value of a setting that means nothing to a run."""
+_AS_LR = object()
+"""The value of an orthogonal_lr that equals the lr."""
 
 
 @dataclass(frozen=True)
@@ -147,10 +154,14 @@ def _numbered(panels: list[Panel]) -> list[Panel]:
 
 
 def _series(runs: Sequence[Run]) -> list[Series]:
+    alike: dict[str, list[Run]] = {}
+    for run in runs:
+        alike.setdefault(run.method, []).append(run)
+    labels = {method: _Labels(members) for method, members in alike.items()}
     found: dict[str, list[Run]] = {}
     for run in sorted(runs, key=_place):
-        alike = [other for other in runs if other.method == run.method]
-        found.setdefault(_label(run, alike), []).append(run)
+        label = labels[run.method](run)
+        found.setdefault(label, []).append(run)
     return [Series(label, members) for label, members in found.items()]
 
 
@@ -163,22 +174,69 @@ def _place(run: Run) -> tuple[int, str, int, int]:
     return rank, run.method, -reflections, run.seed
 
 
-def _label(run: Run, alike: Sequence[Run]) -> str:
-    """Return the method of a run, and the settings by which it differs from others of it."""
-    keys = dict.fromkeys(key for other in alike for key in other.config)
-    differ = [
-        key
-        for key in keys
-        if key not in INCIDENTAL and any(o.setting(key) != run.setting(key) for o in alike)
-    ]
-    if run.config.get("orthogonal_lr") == run.config.get("lr") and "lr" in differ:
-        differ = [key for key in differ if key != "orthogonal_lr"]
-    if not differ:
-        return run.method
-    # Learning rates come last.
-    differ.sort(key=lambda key: key.endswith("lr"))
-    variant = ", ".join(_setting(key, run.setting(key)) for key in differ)
-    return f"{run.method} ({variant})"
+class _Labels:
+    """Name the runs of one method in a panel by the settings in which they differ.
+
+    Args:
+        runs: all runs of the method in the panel.
+    """
+
+    def __init__(self, runs: Sequence[Run]) -> None:
+        self.keys = _differing(runs)
+        variants = {tuple(self._values(run).values()) for run in runs}
+        columns = zip(*variants, strict=True)
+        self.usual = {
+            key: _usual(key, values) for key, values in zip(self.keys, columns, strict=True)
+        }
+
+    def __call__(self, run: Run) -> str:
+        """Return the method of a run, and those of the settings that are not usual."""
+        named = [
+            _setting(key, run.setting(key))
+            for key, value in self._values(run).items()
+            if value not in (_UNUSED, self.usual[key])
+        ]
+        if not named:
+            return run.method
+        return f"{run.method} ({', '.join(named)})"
+
+    def _values(self, run: Run) -> dict[str, object]:
+        """Return the settings in which the runs differ."""
+        values = {key: _value(run, key) for key in self.keys}
+        if "lr" in values and values.get("orthogonal_lr") == values["lr"]:
+            values["orthogonal_lr"] = _AS_LR
+        return values
+
+
+def _differing(runs: Sequence[Run]) -> list[str]:
+    """Return the settings by which some of the runs differ, learning rates last."""
+    keys = dict.fromkeys(key for run in runs for key in run.config)
+    found = []
+    for key in keys:
+        values = {_value(run, key) for run in runs} - {_UNUSED}
+        if key not in INCIDENTAL and len(values) > 1:
+            found.append(key)
+    return sorted(found, key=lambda key: key.endswith("lr"))
+
+
+def _value(run: Run, key: str) -> object:
+    """Return a setting, or _UNUSED if it belongs to a part that the run does not have."""
+    part = describe(run.task).parts.get(key)
+    if part is not None and not run.setting(part):
+        return _UNUSED
+    return run.setting(key)
+
+
+def _usual(key: str, values: Sequence[object]) -> object:
+    """Return the value that a label leaves out, given those of all variants."""
+    used = [value for value in values if value is not _UNUSED]
+    value, count = Counter(used).most_common(1)[0]
+    # Two of three are not enough: labels of few variants have every value.
+    if key not in ALWAYS_NAMED and 3 * count > 2 * len(used):
+        return value
+    if key == "orthogonal_lr":
+        return _AS_LR
+    return _UNUSED
 
 
 def _setting(key: str, value: object) -> str:
