@@ -134,6 +134,8 @@ def test_runs_that_differ_have_different_labels():
     gates = ["gate=false", "gate=true", "gate=true thin_gate=true", "gate=true gate_encoder=false"]
     axes = [("clip=none", "clip=1"), gates, ("reflections=64", "reflections=32")]
     axes += [(f"{name}=1e-2", f"{name}=1e-3") for name in ("lr", "orthogonal_lr")]
+    far = "a-folder-with-a-long-name/" * 3
+    axes += [("input_scale=1.2341", "input_scale=1.2349"), (f"file={far}a", f"file={far}b")]
     runs = [translation(*" ".join(texts).split()) for texts in itertools.product(*axes)]
     draw = random.Random(0)
     for count in (1, 2, 3, 4, 5, 6, 7, 8, 16, len(runs)):

@@ -77,6 +77,7 @@ def section(panel: Panel, figures: Sequence[Markup], described: bool = True) -> 
         finding=panel.finding,
         about=about,
         summary=tables.summary(panel),
+        unnamed=panel.unnamed,
         claims=tables.claims(panel),
         figures=figures,
         note=note,

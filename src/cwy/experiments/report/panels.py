@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from textwrap import shorten
 from typing import Any
@@ -40,6 +40,8 @@ class Panel:
     task: str
     description: Description
     series: list[Series]
+    unnamed: Sequence[str] = ()
+    """For each method whose labels leave settings out, what these are."""
     number: int = 1
     """Which of the panels with the same name in files it is."""
 
@@ -131,9 +133,12 @@ def arrange(runs: Iterable[Run]) -> list[Panel]:
         keys = describe(run.task).panels
         groups.setdefault((run.task, *(run.config.get(key) for key in keys)), []).append(run)
     ordered = sorted(groups.items(), key=lambda item: (item[0][0], *map(_order, item[0][1:])))
-    return _numbered(
-        [Panel(key[0], describe(key[0]), _series(members)) for key, members in ordered]
-    )
+    panels = []
+    for key, members in ordered:
+        labels = _labels(members)
+        unnamed = [one.unnamed for one in labels.values() if one.unnamed]
+        panels.append(Panel(key[0], describe(key[0]), _series(members, labels), unnamed))
+    return _numbered(panels)
 
 
 def _order(value: Any) -> tuple[bool, Any]:
@@ -153,15 +158,18 @@ def _numbered(panels: list[Panel]) -> list[Panel]:
     return found
 
 
-def _series(runs: Sequence[Run]) -> list[Series]:
+def _labels(runs: Iterable[Run]) -> dict[str, _Labels]:
+    """Return what names the runs of each method."""
     alike: dict[str, list[Run]] = {}
-    for run in runs:
+    for run in sorted(runs, key=_place):
         alike.setdefault(run.method, []).append(run)
-    labels = {method: _Labels(members) for method, members in alike.items()}
+    return {method: _Labels(members) for method, members in alike.items()}
+
+
+def _series(runs: Iterable[Run], labels: Mapping[str, _Labels]) -> list[Series]:
     found: dict[str, list[Run]] = {}
     for run in sorted(runs, key=_place):
-        label = labels[run.method](run)
-        found.setdefault(label, []).append(run)
+        found.setdefault(labels[run.method].of(run), []).append(run)
     return [Series(label, members) for label, members in found.items()]
 
 
@@ -182,17 +190,39 @@ class _Labels:
     """
 
     def __init__(self, runs: Sequence[Run]) -> None:
+        self.method = runs[0].method
         self.keys = _differing(runs)
-        variants = {tuple(self._values(run).values()) for run in runs}
+        variants = {tuple(self._values(run).values()): run for run in runs}
         columns = zip(*variants, strict=True)
         self.usual = {
             key: _usual(key, values) for key, values in zip(self.keys, columns, strict=True)
         }
+        texts = Counter(self._text(run, _setting) for run in variants.values())
+        self.ambiguous = {text for text, count in texts.items() if count > 1}
 
-    def __call__(self, run: Run) -> str:
-        """Return the method of a run, and those of the settings that are not usual."""
+    def of(self, run: Run) -> str:
+        """Return the method of a run, and those of its settings that are not usual."""
+        text = self._text(run, _setting)
+        if text in self.ambiguous:
+            return self._text(run, _exact_setting)
+        return text
+
+    @property
+    def unnamed(self) -> str:
+        """Return the usual settings, which labels leave out, as a sentence. It may be empty."""
+        texts = []
+        for key, value in self.usual.items():
+            if value is _AS_LR:
+                texts.append(f"{key} = lr")
+            elif value is not _UNUSED:
+                texts.append(_setting(key, value))
+        if not texts:
+            return ""
+        return f"{self.method}, unless named: {', '.join(texts)}"
+
+    def _text(self, run: Run, write: Callable[[str, object], str]) -> str:
         named = [
-            _setting(key, run.setting(key))
+            write(key, run.setting(key))
             for key, value in self._values(run).items()
             if value not in (_UNUSED, self.usual[key])
         ]
@@ -234,7 +264,7 @@ def _usual(key: str, values: Sequence[object]) -> object:
     # Two of three are not enough: labels of few variants have every value.
     if key not in ALWAYS_NAMED and 3 * count > 2 * len(used):
         return value
-    if key == "orthogonal_lr":
+    if _AS_LR in used:
         return _AS_LR
     return _UNUSED
 
@@ -248,3 +278,10 @@ def _setting(key: str, value: object) -> str:
     if key == "reflections" and value is None:
         shown = "N"
     return f"{LETTERS.get(key, key)} = {shown}"
+
+
+def _exact_setting(key: str, value: object) -> str:
+    """Return a setting with all of its digits or letters."""
+    if isinstance(value, float | str):
+        return f"{LETTERS.get(key, key)} = {as_given(value)}"
+    return _setting(key, value)
