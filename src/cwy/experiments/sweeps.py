@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Generator, Iterable, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from .. import _atomic
 from .._provenance import commit
@@ -22,6 +23,9 @@ FINISHED = "finished"
 HAS_DIVERGED = "diverged"
 NOT_FINISHED = "not finished"
 STATUSES = (FINISHED, HAS_DIVERGED, NOT_FINISHED)
+LOCK = ".sweep.lock"
+PATIENCE = 60
+"""Seconds to wait for another sweep in the same folder, which holds its lock for moments."""
 
 
 @dataclass(frozen=True)
@@ -114,8 +118,10 @@ class Records:
         folder = Folder(self.out / run.folder)
         if folder.exists:
             return folder.settings()
-        record = self.known.get(run.folder)
-        if record is None or self._has_begun(run):
+        record = read(self.out, run)
+        if record is None and not self._has_begun(run):
+            record = self.known.get(run.folder)
+        if record is None:
             return None
         if "config" in record:
             return Settings.from_dict(record["config"])
@@ -201,6 +207,9 @@ def _check_known(record: dict[str, Any]) -> None:
     if status == FINISHED:
         _check_finished(record)
         best_value(record)
+        for key in ("final", "steps", "seconds", "parameters"):
+            if key not in record:
+                raise KeyError(key)
     if status == HAS_DIVERGED and "config" in record:
         Settings.from_dict(record["config"])
     elif status == HAS_DIVERGED:
@@ -244,14 +253,21 @@ def check_known(
         )
 
 
-def different(records: Records, runs: Iterable[Planned], place: Place) -> dict[str, str]:
-    """Return how runs that are found differ from the planned ones, by their folders."""
+def different(
+    records: Records, runs: Iterable[Planned], place: Place, ignored: Collection[str] = ()
+) -> dict[str, str]:
+    """Return how runs that are found differ from the planned ones, by their folders.
+
+    Settings that are ``ignored`` may differ.
+    """
     found = {}
     for run in runs:
         there = records.found_settings(run, place)
         if there is None:
             continue
-        differ = differences(there.to_dict(), wanted(run, place).to_dict())
+        here = wanted(run, place).to_dict()
+        compared = {key: value for key, value in here.items() if key not in ignored}
+        differ = differences(there.to_dict(), compared)
         if differ:
             found[run.folder] = ", ".join(differ)
     return found
@@ -263,23 +279,26 @@ def count_of(differing: Mapping[str, str]) -> str:
     return f"Runs: {len(differing)}. The first is {folder}: {differ}."
 
 
-def restore(out: Path, known: Mapping[str, Mapping[str, Any]]) -> None:
-    """Write known records into their folders, so that their runs are not trained again.
+def restore(records: Records, runs: Iterable[Planned], place: Place) -> None:
+    """Write the known records of runs into their folders, so that they are not trained again.
 
     A run that has begun in its folder stays as it is.
     """
-    for run, line in known.items():
-        folder = out / run
-        if has_begun(folder):
-            continue
-        record = {key: value for key, value in line.items() if key != "run"}
-        folder.mkdir(parents=True, exist_ok=True)
-        if line["status"] == FINISHED:
-            files.write_json(folder / RECORD, record)
-        else:
-            _atomic.write(folder / DIVERGED, b"as in an earlier sweep\n")
-        if "config" in record:
-            files.write_json(folder / CONFIG, record["config"])
+    with _alone(records.out):
+        for run in runs:
+            line = records.known.get(run.folder)
+            folder = records.out / run.folder
+            found = records.found_settings(run, place)
+            if line is None or found is None or has_begun(folder):
+                continue
+            folder.mkdir(parents=True, exist_ok=True)
+            # The settings come first: a kill in between leaves a run that is trained.
+            files.write_json(folder / CONFIG, line.get("config", found.to_dict()))
+            if line["status"] == FINISHED:
+                record = {key: value for key, value in line.items() if key != "run"}
+                files.write_json(folder / RECORD, record)
+            else:
+                _atomic.write(folder / DIVERGED, b"as in an earlier sweep\n")
 
 
 def merge(path: Path, made: Iterable[Mapping[str, Any]]) -> None:
@@ -287,8 +306,7 @@ def merge(path: Path, made: Iterable[Mapping[str, Any]]) -> None:
 
     Several sweeps may write into one file.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(path.with_name(f".{path.stem}.lock")):
+    with _alone(path.parent):
         by_run = _by_run(path)
         for line in made:
             old = by_run.get(line["run"])
@@ -296,6 +314,19 @@ def merge(path: Path, made: Iterable[Mapping[str, Any]]) -> None:
                 by_run[line["run"]] = line
         text = "".join(f"{json.dumps(line)}\n" for line in by_run.values())
         _atomic.write(path, text.encode())
+
+
+@contextmanager
+def _alone(out: Path) -> Generator[None]:
+    """Keep other sweeps from the files of a folder inside this context."""
+    out.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(out / LOCK, timeout=PATIENCE):
+            yield
+    except Timeout:
+        raise ConfigError(
+            f"{out / LOCK} is locked for more than {PATIENCE} s. Does another sweep hang there?"
+        ) from None
 
 
 def _replaces(line: Mapping[str, Any], old: Mapping[str, Any]) -> bool:

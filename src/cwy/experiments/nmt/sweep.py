@@ -67,6 +67,8 @@ from .stages import (
 
 NO_TEST = ("validation", "final_test")
 """Settings that keep test pairs from runs that choose a setting."""
+LOGGED = {"log_every", "save_every"}
+"""Settings that change no number of a run."""
 
 
 def _numbers(kind: type[int] | type[float]) -> Callable[[str], list[int] | list[float]]:
@@ -306,16 +308,29 @@ def _searched(stage: Stage, chosen: Selection) -> list[Network]:
 
 
 def _search_runs(stage: Stage, chosen: Selection, added: Sequence[str]) -> list[Planned]:
-    """Return the runs of the search that a stage needs.
+    """Return the runs of the search that a stage needs, with the settings for every run.
 
-    They have the settings for every run, apart from those that the stage or the search sets itself.
+    Settings that the stage or the search has itself may differ between the two, and are left out.
     """
     if stage.search is None:
         return []
     runs = trials(_searched(stage, chosen), stage.search)
-    planned = _keys([*runs, *stage.plan(chosen)])
-    common = [text for text in added if _key(text) not in planned]
+    own = _own_settings(stage, chosen)
+    common = [text for text in added if _key(text) not in own]
     return [replace(run, settings=(*run.settings, *common)) for run in runs]
+
+
+def _own_settings(stage: Stage, chosen: Selection) -> set[str]:
+    """Return the names of the settings that a stage or its search has for its runs."""
+    runs = stage.plan(chosen)
+    if stage.search is not None:
+        runs = [*runs, *trials(_searched(stage, chosen), stage.search)]
+    return _keys(runs)
+
+
+def _uncompared(stage: Stage, chosen: Selection, added: Sequence[str]) -> set[str]:
+    """Return the names of the settings in which a search may differ from its stage."""
+    return LOGGED | ({_key(text) for text in added} & _own_settings(stage, chosen))
 
 
 def main() -> None:
@@ -337,11 +352,12 @@ def main() -> None:
         runs = _plan(given.stage, chosen, given.set, place)
         search_runs = _search_runs(stage, chosen, given.set)
         check_known(known, runs, place)
-        differing = different(records, search_runs, place)
+        uncompared = _uncompared(stage, chosen, given.set)
+        differing = different(records, search_runs, place, uncompared)
         # It also finds out whether the file can be read, and the folder written to.
         merge(merged, records.known_lines(runs))
-        fitting = {run.folder for run in (*runs, *search_runs)} - differing.keys()
-        restore(given.out, {run: record for run, record in known.items() if run in fitting})
+        fitting = [run for run in (*runs, *search_runs) if run.folder not in differing]
+        restore(records, fitting, place)
         merge(merged, lines(given.out, runs))
     except (ConfigError, Damaged) as error:
         parser.error(str(error))
