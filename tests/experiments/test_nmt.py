@@ -403,7 +403,9 @@ def test_recipes_of_the_paper_keep_its_settings_and_others_are_tuned():
     ],
 )
 def test_a_recipe_has_the_settings_that_were_measured(recipe, run):
-    measured = Folder(RECORDS / f"{run}-seed0").settings().config
+    there = Folder(RECORDS / f"{run}-seed0").settings()
+    assert there.precision == "bfloat16", "as the docs say"
+    measured = there.config
     config = task.settings(f"nmt/{recipe}").config
     assert config == replace(measured, log_every=config.log_every, save_every=config.save_every)
 

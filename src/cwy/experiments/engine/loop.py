@@ -147,7 +147,7 @@ class Loop:
         if warmup is not None and warmup > steps:
             self.display.say(
                 f"Warning: warmup={warmup} is longer than the run, which has {steps} steps. The "
-                f"learning rates only reach {steps / warmup:.2g} of lr and orthogonal_lr. Set a "
+                f"learning rates only reach {100 * steps // warmup}% of what is set. Choose a "
                 "smaller warmup, or warmup=none."
             )
 

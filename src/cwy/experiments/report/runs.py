@@ -156,7 +156,9 @@ class Run:
         return values[-1]
 
     def best(self, split: str, metric: str) -> float | None:
-        """Return the highest logged value of a metric, or None."""
+        """Return the highest logged or recorded value of a metric, or None."""
+        if self.is_only_recorded:
+            return self.recorded_at_best(split, metric)
         _, values = self.curve(split, metric)
         return max(values, default=None)
 
