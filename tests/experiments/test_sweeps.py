@@ -91,7 +91,7 @@ def test_a_sweep_tunes_on_validation_pairs_and_tests_the_best_epoch(pairs, tmp_p
     sweeps.merge(tmp_path / "lines.jsonl", lines)
     again = tmp_path / "again"
     known = sweeps.read_known(tmp_path / "lines.jsonl")
-    sweeps.restore(again, known)
+    sweeps.restore(sweeps.Records(again, known), every, place)
     assert sweeps.lines(again, every) == lines
     sweeps.check_known(known, every, place)
     elsewhere = replace(place, out=tmp_path / "elsewhere")
@@ -157,21 +157,21 @@ def test_a_sweep_outlives_a_process_that_dies(pairs, tmp_path):
 
 def endless_settings(pairs):
     """Settings of a run of the stage "gate" that does not end."""
-    (first, *_) = stages.gates([0])
+    (first, *_) = stages.gates()
     return (*first.settings, f"file={pairs}", *TINY, "epochs=100000", "log_every=1")
 
 
 def endless_sweep(pairs, out, *options):
     """Start a sweep whose first run has begun and does not end. Return it with the run's folder."""
     shrunk = [f"--set={one}" for one in (f"file={pairs}", *TINY, "epochs=100000", "log_every=1")]
-    command = ["-m", "cwy.experiments.nmt.sweep", "gate", str(out), "--seeds", "0", *shrunk]
+    command = ["-m", "cwy.experiments.nmt.sweep", "gate", str(out), *shrunk]
     process = subprocess.Popen(
         [sys.executable, *command, *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
-    folder = out / "gate" / "none-tanh-seed0"
+    folder = out / "gate" / "none-tanh-seed3"
     while not (folder / "metrics.jsonl").exists():
         assert process.poll() is None
         time.sleep(0.05)
@@ -186,7 +186,7 @@ def test_a_signal_stops_a_sweep_that_can_go_on(number, pairs, tmp_path):
     output, error = process.communicate(timeout=60)
     assert process.returncode == 128 + number
     assert "The same command goes on" in error
-    assert f"none-tanh-seed0: {STOPPED}" in output
+    assert f"none-tanh-seed3: {STOPPED}" in output
     assert list((folder / "checkpoints").iterdir())
     lines = (tmp_path / "gate.jsonl").read_text().splitlines()
     assert {json.loads(line)["status"] for line in lines} == {"not finished"}
@@ -220,7 +220,7 @@ def test_a_process_that_is_stopped_alone_does_not_stop_its_run(pairs, tmp_path):
 
 def test_a_sweep_stops_while_a_process_is_starting(pairs, tmp_path):
     process, _ = endless_sweep(pairs, tmp_path, "--processes=2")
-    other = tmp_path / "gate" / "matrices-tanh-seed0" / "metrics.jsonl"
+    other = tmp_path / "gate" / "matrices-tanh-seed3" / "metrics.jsonl"
     children = [
         child
         for child in psutil.Process(process.pid).children()
@@ -236,18 +236,18 @@ def test_a_sweep_stops_while_a_process_is_starting(pairs, tmp_path):
     output, error = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGINT
     assert "Traceback" not in error
-    assert f"none-tanh-seed0: {STOPPED}" in output
+    assert f"none-tanh-seed3: {STOPPED}" in output
     assert not psutil.wait_procs(children, timeout=20)[1]
 
 
 def test_a_second_sweep_leaves_the_run_of_the_first_alone(pairs, tmp_path):
     process, folder = endless_sweep(pairs, tmp_path)
     config = json.loads((folder / "config.json").read_text())
-    same = Planned("gate/none-tanh-seed0", "nmt/small", "cwy", 0, endless_settings(pairs))
+    same = Planned("gate/none-tanh-seed3", "nmt/small", "cwy", 3, endless_settings(pairs))
     assert "another process is at the run" in next(train([same], Place(tmp_path), processes=1))
     process.terminate()
     output, _ = process.communicate(timeout=60)
-    assert f"none-tanh-seed0: {STOPPED}" in output
+    assert f"none-tanh-seed3: {STOPPED}" in output
     assert json.loads((folder / "config.json").read_text()) == config
 
 
@@ -260,7 +260,7 @@ def test_every_network_of_the_sweep_has_settings_that_exist():
         *stages.rescues(stages.RESCUES, stages.EPOCHS),
         *stages.starts(),
         *stages.decays(networks.NETWORKS, stages.DROPOUTS, networks.SEEDS),
-        *stages.gates(networks.SEEDS),
+        *stages.gates(),
         *stages.trials(networks.CONTENDERS, stages.SECOND_SEARCH),
         *stages.finals(networks.CONTENDERS, points, networks.SEEDS, stages.SECOND_SEARCH),
     ]
@@ -332,7 +332,8 @@ def test_a_sweep_that_can_not_run_says_why_and_writes_nothing(
 
 BEST = {"best": {"value": 1.0}}
 CONFIG = {"config": task.settings("nmt/paper", "cwy").to_dict()}
-ENDED = {"run": "inside", "status": "finished", **CONFIG, **BEST}
+FINAL = {"final": {}, "steps": 1, "seconds": 1.0, "parameters": 1}
+ENDED = {"run": "inside", "status": "finished", **CONFIG, **BEST, **FINAL}
 
 
 def without(record, key):
@@ -348,6 +349,7 @@ def without(record, key):
         (without(ENDED, "best"), "must have 'best'"),
         (without(ENDED, "config"), "must have 'config'"),
         (without(ENDED, "status"), "must have 'status'"),
+        (without(ENDED, "parameters"), "must have 'parameters'"),
         (ENDED | {"config": {"task": "nmt"}}, "the settings lack recipe"),
         (ENDED | {"status": "ended"}, "'not finished', got 'ended'"),
         (ENDED | {"best": {"value": math.nan}}, "got nan"),
@@ -376,9 +378,10 @@ def test_known_records_are_checked_before_anything_is_written(
 def test_known_records_do_not_replace_those_of_the_folder(tmp_path):
     run = Planned("inside", "nmt/paper", "cwy", 0)
     (tmp_path / "inside").mkdir()  # by a process that was killed
-    sweeps.restore(tmp_path, {"inside": ENDED})
-    for other in (ENDED | {"best": {"value": 0.5}}, {"status": "diverged"}):
-        sweeps.restore(tmp_path, {"inside": other})
+    others = (ENDED | {"best": {"value": 0.5}}, ENDED | {"status": "diverged"})
+    for record in (ENDED, *others):
+        known = sweeps.Records(tmp_path, {"inside": record})
+        sweeps.restore(known, [run], Place(tmp_path))
     assert sweeps.read(tmp_path, run) == without(ENDED, "run")
     assert sorted(path.name for path in (tmp_path / "inside").iterdir()) == [
         "config.json",
@@ -395,9 +398,41 @@ def test_lines_of_runs_that_have_ended_stay(tmp_path):
     assert sweeps.read_known(path) == {"inside": ENDED}
     diverged = {"run": "inside", "status": "diverged", "method": "cwy", "settings": ["lr=1e-3"]}
     sweeps.merge(path, [diverged | {"commit": "of then"}])
-    sweeps.restore(tmp_path, sweeps.read_known(path))
+    known = sweeps.Records(tmp_path, sweeps.read_known(path))
+    sweeps.restore(known, [run], Place(tmp_path))
     sweeps.merge(path, sweeps.lines(tmp_path, [run]))
     assert sweeps.read_known(path)["inside"]["commit"] == "of then"
+    other = replace(run, settings=("lr=1e-4",))
+    differing = sweeps.different(known, [other], Place(tmp_path))
+    assert "lr is 0.001 there and 0.0001 here" in differing["inside"]
+
+
+def test_a_search_and_its_stage_with_the_same_settings_agree(pairs, tmp_path, monkeypatch, capsys):
+    tiny = [one for one in TINY if not one.startswith("reflections")]
+    # The search has other numbers of both for itself.
+    shared = (f"file={pairs}", *tiny, "epochs=1", "log_every=10")
+    lines = []
+    for run in stages.trials(networks.BASELINES[:1]):
+        same = replace(run, settings=(*run.settings, *shared))
+        config = sweeps.wanted(same, Place(tmp_path)).to_dict()
+        lines.append(json.dumps(ENDED | {"run": run.folder, "config": config}))
+    known = tmp_path / "known.jsonl"
+    known.write_text("\n".join(lines))
+    out = tmp_path / "out"
+    given = ["final", str(out), "--networks", "lstm", "--known", str(known), "--seconds", "1e-9"]
+    monkeypatch.setattr("sys.argv", ["sweep", *given, *(f"--set={one}" for one in shared)])
+    for _ in range(2):
+        sweep.main()
+        assert "Warning" not in capsys.readouterr().err
+    assert len(list(out.glob("tuning/*/record.json"))) == networks.POINTS
+
+
+def test_sweeps_in_one_folder_restore_at_once(tmp_path):
+    runs = [Planned(f"run{number}", "nmt/paper", "cwy", 0) for number in range(10)]
+    known = sweeps.Records(tmp_path, {run.folder: ENDED | {"run": run.folder} for run in runs})
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: sweeps.restore(known, runs, Place(tmp_path)), range(8)))
+    assert all(sweeps.read(tmp_path, run) == without(ENDED, "run") for run in runs)
 
 
 @pytest.mark.parametrize(
@@ -480,12 +515,19 @@ def test_sweeps_in_one_folder_lose_no_line(tmp_path):
     assert len(sweeps.read_known(tmp_path / "lines.jsonl")) == 40
 
 
+def records_of(stage):
+    """The lines of a stage, from every machine that ran a part of it."""
+    known = {}
+    for path in sorted((RECORDS / "bench").glob(f"*/translation-{stage}.jsonl")):
+        known |= sweeps.read_known(path)
+    return known
+
+
 def recorded(stage):
     """The settings of each run of a stage by its place, as its record has them."""
-    path = RECORDS / "bench" / "h200" / f"translation-{stage}.jsonl"
-    if path.exists():
-        found = map(json.loads, path.read_text().splitlines())
-        return {one["run"]: one["config"] for one in found if one["status"] == "finished"}
+    known = records_of(stage)
+    if known:
+        return {run: one["config"] for run, one in known.items() if one["status"] == "finished"}
     start = {"final": "tuned-", "decay": "decay-", "final-decay": "tuned-decay-"}[stage]
     return {
         f"nmt/{folder.name}": json.loads((folder / "record.json").read_text())["config"]
@@ -495,12 +537,9 @@ def recorded(stage):
 
 
 def test_each_stage_plans_the_runs_of_the_records(tmp_path):
-    files = sorted((RECORDS / "bench" / "h200").glob("translation-*.jsonl"))
     known = {}
     for stage in stages.STAGES:
-        path = RECORDS / "bench" / "h200" / f"translation-{stage}.jsonl"
-        if path in files:
-            known |= sweeps.read_known(path)
+        known |= records_of(stage)
     records = sweeps.Records(tmp_path, known)
     for name, stage in stages.STAGES.items():
         chosen = stages.Selection()
@@ -515,6 +554,8 @@ def test_each_stage_plans_the_runs_of_the_records(tmp_path):
         sweeps.check_known(known, runs, Place(tmp_path, precision="bfloat16"))
         found = recorded(name)
         assert found
+        if records_of(name) and "rescues" not in stage.options:
+            assert planned.keys() == records_of(name).keys(), "each run that is planned has ended"
         for folder, config in found.items():
             run = planned[folder]
             mine = task.settings(run.what, run.method, run.seed, run.settings).to_dict()
