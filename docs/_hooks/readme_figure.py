@@ -11,7 +11,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from record_numbers import NumberError, seconds
+from record_values import NumberError, seconds
 
 FIGURE = Path(__file__).parents[1] / "assets/speed.svg"
 RECORD = "h200/matrix"
