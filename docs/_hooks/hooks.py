@@ -8,6 +8,8 @@ from pathlib import Path
 import commands
 import math_font
 import record_numbers
+import record_values
+import translation_figures
 from latex2mathml.converter import convert
 from markupsafe import Markup
 from mkdocs.exceptions import PluginError
@@ -27,7 +29,7 @@ FORMER = {"api.md": "api/index.md", "optimisers.md": "optimizers.md"}
 """Pages by their former names. Links to those are redirected."""
 LARGEST = 1_500_000
 """The most bytes of a page."""
-RECORDS = record_numbers.RESULTS
+RECORDS = record_values.RESULTS
 
 
 def methods_table() -> str:
@@ -90,7 +92,7 @@ def finding(task: str) -> str:
 
 
 def on_post_build(config, **_) -> None:
-    """Write the whole reports and draw the benchmarks into the site."""
+    """Write the whole reports, and draw the benchmarks and translation, into the site."""
     for task in sorted(path.name for path in RECORDS.iterdir() if (path / "notes.md").exists()):
         out = Path(config["site_dir"]) / "results" / task
         out.mkdir(parents=True, exist_ok=True)
@@ -98,6 +100,7 @@ def on_post_build(config, **_) -> None:
         write(find_runs([RECORDS / task], damaged.append), out, damaged, pngs=False)
     site = Path(config["site_dir"])
     benchmarks.draw(RECORDS / "bench", site)
+    translation_figures.draw(site / "results" / "nmt")
     math_font.ship(site)
     for former, name in FORMER.items():
         address = name.replace(".md", ".html")
@@ -152,7 +155,7 @@ def on_page_markdown(markdown: str, page, **_) -> str:
         markdown = re.sub(rf"\]\(((?:\.\./)*){re.escape(former)}", rf"](\g<1>{name}", markdown)
     try:
         return record_numbers.fill(markdown, page.file.src_path, macros)
-    except record_numbers.NumberError as error:
+    except record_values.NumberError as error:
         raise PluginError(str(error)) from error
 
 
