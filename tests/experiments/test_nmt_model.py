@@ -41,6 +41,8 @@ SETTINGS = [
     ("cwy", {"gate": True, "gate_encoder": False, "nonlinearity": "relu"}),
     ("cwy", {"gate": True, "thin_gate": True, "nonlinearity": "tanh"}),
     ("cwy", {"gate": True, "thin_gate": True, "nonlinearity": "modrelu"}),
+    ("rnn", {"gate": True, "nonlinearity": "relu"}),
+    ("rnn", {"gate": True, "thin_gate": True, "nonlinearity": "tanh"}),
     ("cwy", {"input_bias": False}),
     ("rnn", {"input_bias": False}),
     ("gru", {"input_bias": False}),

@@ -105,7 +105,7 @@ def _scale(weight: Any, config: NmtConfig) -> None:
 
 
 class GatedCell(nn.Module):
-    r"""Mix the old state and that of an orthogonal cell by a gate.
+    r"""Mix the old state and that of a cell by a gate.
 
     $$ z_t = \sigma(W_z x_t + U_z h_{t-1} + b_z), \quad
        h_t = (1 - z_t) \odot h_{t-1} + z_t \odot f(Q h_{t-1} + W x_t + b). $$
@@ -114,7 +114,7 @@ class GatedCell(nn.Module):
     Of $x_t$ it reads only the word.
 
     Args:
-        core: the orthogonal cell.
+        core: the cell, orthogonal, or torch's with any Q.
         inputs: features of x.
         word_features: the last features of x, which are those of a word.
         bias: whether the gate has one.
@@ -124,7 +124,7 @@ class GatedCell(nn.Module):
 
     def __init__(
         self,
-        core: OrthogonalRNNCell,
+        core: OrthogonalRNNCell | nn.RNNCell,
         inputs: int,
         word_features: int,
         *,
@@ -179,25 +179,30 @@ def cell(
 
     The last of its inputs are the features of a word.
     """
+    plain = _plain_cell(method, config, inputs, dtype)
+    if not config.gate:
+        return plain
+    return GatedCell(
+        cast(OrthogonalRNNCell | nn.RNNCell, plain),
+        inputs,
+        word_features,
+        bias=config.input_bias,
+        thin=config.thin_gate,
+        dtype=dtype,
+    )
+
+
+def _plain_cell(method: str, config: NmtConfig, inputs: int, dtype: torch.dtype) -> nn.Module:
+    """Return a cell without the setting ``gate``, with its input map scaled."""
     if method not in BASELINES:
         options = _orthogonal_options(method, config, dtype)
         core = OrthogonalRNNCell(inputs, config.hidden_size, **options)
-        _scale(core.weight_ih, config)
-        if config.gate:
-            return GatedCell(
-                core,
-                inputs,
-                word_features,
-                bias=config.input_bias,
-                thin=config.thin_gate,
-                dtype=dtype,
-            )
-        return core
-    check_baseline(method, config)
-    options = _baseline_options(method, config)
-    plain = TORCH_CELLS[method](inputs, config.hidden_size, dtype=dtype, **options)
-    _scale(plain.weight_ih, config)
-    return plain
+    else:
+        check_baseline(method, config)
+        options = _baseline_options(method, config)
+        core = TORCH_CELLS[method](inputs, config.hidden_size, dtype=dtype, **options)
+    _scale(core.weight_ih, config)
+    return core
 
 
 def read_weights(core: nn.Module, word_features: int) -> CellWeights:
@@ -254,7 +259,7 @@ def _orthogonal_weights(core: OrthogonalRNNCell, word_features: int) -> CellWeig
 
 def _gated_weights(core: GatedCell, word_features: int) -> CellWeights:
     """Stack the cell on its gate, so that one product with the word serves both."""
-    plain = _orthogonal_weights(core.core, word_features)
+    plain = read_weights(core.core, word_features)
     name = plain.pointwise.nonlinearity
     threshold = plain.pointwise.threshold
     gate = core.gate.weight

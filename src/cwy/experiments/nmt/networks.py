@@ -110,6 +110,7 @@ DECAYED = (
     _gated("tanh", 512, "gate-thin", THIN),
     _gated("tanh", 256, "gate-thin", THIN),
     _gated("tanh", 128, "gate-thin", THIN),
+    Network("rnn-tanh-gate-thin", "rnn", ("nonlinearity=tanh", "gate=true", THIN), points=0),
 )
 """The networks of the stage with a learning rate that decays, at one point for all."""
 CONTENDERS = (

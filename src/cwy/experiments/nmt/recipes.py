@@ -33,10 +33,11 @@ class NmtConfig(RecurrentConfig):
         embedding_size: features per word.
         embedding_scale: standard deviation of the initial embeddings.
         input_scale: factor of the initial input maps of encoder and decoder. In an LSTM and a GRU
-            it scales the maps of the gates, too. The gate of an orthogonal cell is not scaled.
+            it scales the maps of the gates, too. It does not scale that of the setting ``gate``.
         input_bias: whether the recurrences have a bias.
         zero_readout: whether the readout starts at zero.
-        gate: whether a gate mixes each new state with the old one. For orthogonal methods.
+        gate: whether a gate mixes each new state with the old one. For orthogonal methods and
+            "rnn".
         gate_encoder: whether the encoder has the gate, too. Without it a kernel rolls it out.
         thin_gate: whether the gate reads only the word and, with one factor per unit, Q h. It is
             cheaper.
@@ -84,7 +85,7 @@ class NmtConfig(RecurrentConfig):
             raise ConfigError(
                 "gate_encoder and thin_gate are settings of the gate, which this network does "
                 "not have. Set thin_gate=false and gate_encoder=true, or gate=true for an "
-                "orthogonal method."
+                "orthogonal method or rnn."
             )
         if self.file == "":
             raise ConfigError("file must be the path of a file, or none for Tatoeba, got ''.")

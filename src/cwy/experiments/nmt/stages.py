@@ -62,6 +62,9 @@ GATE_SEEDS = (3, 4, 5)
 
 With the same seed, all pairs that choose the gate would be among the pairs that test it.
 """
+FREE_RATES = (0.01, 0.003)
+"""Learning rates of the free RNN with a gate. ``nmt/small`` has both: one for all weights but the
+orthogonal ones, and one for these."""
 
 SMALL = "embedding_scale=0.05"
 WARM = "warmup=1000"
@@ -296,18 +299,25 @@ def _trained(name: str, network: Network, start: Iterable[str], seed: int) -> Pl
 
 def gates() -> list[Planned]:
     """Return the runs of small networks with each form of a gate, without a test."""
-    return [
-        Planned(
-            f"gate/{name}-{nonlinearity}-seed{seed}",
-            "nmt/small",
-            "cwy",
-            seed,
-            (f"nonlinearity={nonlinearity}", *settings, HELD_OUT, UNTESTED, *QUIET),
-        )
+    runs = [
+        _gate(f"{name}-{nonlinearity}", "cwy", seed, f"nonlinearity={nonlinearity}", *settings)
         for seed in GATE_SEEDS
         for nonlinearity in ("tanh", "relu")
         for name, settings in GATES.items()
     ]
+    runs += [
+        _gate(
+            f"free-thin-tanh-lr{lr}", "rnn", seed, "nonlinearity=tanh", *GATES["thin"], f"lr={lr}"
+        )
+        for seed in GATE_SEEDS
+        for lr in FREE_RATES
+    ]
+    return runs
+
+
+def _gate(name: str, method: str, seed: int, *settings: str) -> Planned:
+    every = (*settings, HELD_OUT, UNTESTED, *QUIET)
+    return Planned(f"gate/{name}-seed{seed}", "nmt/small", method, seed, every)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@
    with input maps of other scales, too.
 6. "decay": many networks at one point for all, with a learning rate that
    decays and two amounts of dropout.
-7. "gate": forms of a gate in small networks, compared on validation pairs.
+7. "gate": forms of a gate in small networks, and a free RNN with one,
+   compared on validation pairs.
 8. "tune-decay": a second search, for the LSTM, the GRU and the gate with
    L = 256. Points have up to ten epochs, a learning rate that decays, and
    dropout.

@@ -51,10 +51,10 @@ class Translation(RecurrentTask):
         super().__init__(settings, device)
         if find_spec("sacrebleu") is None:
             raise DataError('translation needs sacrebleu. To install: pip install "cwy[nmt]"')
-        if self.config.gate and settings.method in BASELINES:
+        if self.config.gate and settings.method in ("lstm", "gru"):
             raise ConfigError(
-                f"gate is a setting of orthogonal methods, which {settings.method} is not. "
-                "Set gate=false, thin_gate=false and gate_encoder=true."
+                f"gate is a setting of orthogonal methods and of rnn, and {settings.method} has "
+                "gates of its own. Set gate=false, thin_gate=false and gate_encoder=true."
             )
         self.corpus = load(self.config, settings.seed)
         self.train = self._buckets(self.corpus.train, self.config.batch_size)
