@@ -135,12 +135,19 @@ def test_runs_that_differ_have_different_labels():
     axes = [("clip=none", "clip=1"), gates, ("reflections=64", "reflections=32")]
     axes += [(f"{name}=1e-2", f"{name}=1e-3") for name in ("lr", "orthogonal_lr")]
     far = "a-folder-with-a-long-name/" * 3
+    axes += [("evaluate_every=none", "evaluate_every=3")]
     axes += [("input_scale=1.2341", "input_scale=1.2349"), (f"file={far}a", f"file={far}b")]
     runs = [translation(*" ".join(texts).split()) for texts in itertools.product(*axes)]
     draw = random.Random(0)
     for count in (1, 2, 3, 4, 5, 6, 7, 8, 16, len(runs)):
         for _ in range(10):
             assert len(labels(draw.sample(runs, count))) == count
+
+
+def test_runs_on_different_data_are_not_averaged():
+    run = translation("file=pairs.tsv")
+    seeds = [replace(run, record={"data": {"sha256": 2 * name}}) for name in ("ab", "ab", "cd")]
+    assert len(labels(seeds)) == 2
 
 
 def test_a_run_without_its_log_has_the_numbers_of_its_record():

@@ -14,8 +14,12 @@ from .describe import Config, Curve, Description, Series, describe
 from .runs import Run
 from .words import number, say
 
-INCIDENTAL = {"seed", "recipe", "device", "compile", "log_every", "evaluate_every", "save_every"}
+INCIDENTAL = {"seed", "recipe", "device", "compile", "log_every", "save_every"}
 """Settings that may differ between two runs of one series."""
+DATA = "data"
+"""The name of what a run learned from, next to its settings. It is a hash, if the run has one."""
+SHOWN_HASH = 12
+"""The letters of a hash that are shown."""
 ALWAYS_NAMED = {"reflections", "nonlinearity"}
 """Settings that every label of a method has if its runs differ by them."""
 LETTERS = {"hidden_size": "N", "reflections": "L"}
@@ -222,7 +226,7 @@ class _Labels:
 
     def _text(self, run: Run, write: Callable[[str, object], str]) -> str:
         named = [
-            write(key, run.setting(key))
+            write(key, _value(run, key))
             for key, value in self._values(run).items()
             if value not in (_UNUSED, self.usual[key])
         ]
@@ -240,7 +244,7 @@ class _Labels:
 
 def _differing(runs: Sequence[Run]) -> list[str]:
     """Return the settings by which some of the runs differ, learning rates last."""
-    keys = dict.fromkeys(key for run in runs for key in run.config)
+    keys = dict.fromkeys(key for run in runs for key in (*run.config, DATA))
     found = []
     for key in keys:
         values = {_value(run, key) for run in runs} - {_UNUSED}
@@ -251,10 +255,20 @@ def _differing(runs: Sequence[Run]) -> list[str]:
 
 def _value(run: Run, key: str) -> object:
     """Return a setting, or _UNUSED if it belongs to a part that the run does not have."""
+    if key == DATA:
+        return _data(run)
     part = describe(run.task).parts.get(key)
     if part is not None and not run.setting(part):
         return _UNUSED
     return run.setting(key)
+
+
+def _data(run: Run) -> object:
+    """Return the hash of what a run learned from, or _UNUSED if its record has none."""
+    about = (run.record or {}).get("data")
+    if isinstance(about, dict) and isinstance(about.get("sha256"), str):
+        return about["sha256"][:SHOWN_HASH]
+    return _UNUSED
 
 
 def _usual(key: str, values: Sequence[object]) -> object:
