@@ -427,6 +427,18 @@ def test_a_search_and_its_stage_with_the_same_settings_agree(pairs, tmp_path, mo
     assert len(list(out.glob("tuning/*/record.json"))) == networks.POINTS
 
 
+def test_runs_of_a_search_that_learned_from_different_data_are_refused(tmp_path):
+    runs = [Planned(f"run{number}", "nmt/paper", "cwy", 0) for number in range(3)]
+    known = {
+        run.folder: ENDED | {"run": run.folder, "data": {"sha256": name}}
+        for run, name in zip(runs, "aab", strict=True)
+    }
+    records = sweeps.Records(tmp_path, known)
+    sweeps.check_one_data(records, runs[:2])
+    with pytest.raises(ConfigError, match="different data, for example run0 and run2"):
+        sweeps.check_one_data(records, runs)
+
+
 def test_sweeps_in_one_folder_restore_at_once(tmp_path):
     runs = [Planned(f"run{number}", "nmt/paper", "cwy", 0) for number in range(10)]
     known = sweeps.Records(tmp_path, {run.folder: ENDED | {"run": run.folder} for run in runs})

@@ -279,6 +279,21 @@ def count_of(differing: Mapping[str, str]) -> str:
     return f"Runs: {len(differing)}. The first is {folder}: {differ}."
 
 
+def check_one_data(records: Records, runs: Iterable[Planned]) -> None:
+    """Raise if finished runs learned from different data. Their losses can't be compared."""
+    by_hash: dict[str, str] = {}
+    for run in runs:
+        about = (records.finished(run) or {}).get("data")
+        if isinstance(about, dict) and "sha256" in about:
+            by_hash.setdefault(about["sha256"], run.folder)
+    if len(by_hash) > 1:
+        first, second, *_ = by_hash.values()
+        raise ConfigError(
+            f"the runs learned from different data, for example {first} and {second}. Did the file "
+            "change? Take another folder, or delete the runs of one of the two."
+        )
+
+
 def restore(records: Records, runs: Iterable[Planned], place: Place) -> None:
     """Write the known records of runs into their folders, so that they are not trained again.
 

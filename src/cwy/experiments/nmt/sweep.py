@@ -46,6 +46,7 @@ from ..sweeps import (
     Planned,
     Records,
     check_known,
+    check_one_data,
     count_of,
     different,
     lines,
@@ -353,6 +354,7 @@ def main() -> None:
         runs = _plan(given.stage, chosen, given.set, place)
         search_runs = _search_runs(stage, chosen, given.set)
         check_known(known, runs, place)
+        check_one_data(records, (*runs, *search_runs))
         uncompared = _uncompared(stage, chosen, given.set)
         differing = different(records, search_runs, place, uncompared)
         # It also finds out whether the file can be read, and the folder written to.
@@ -377,6 +379,11 @@ def main() -> None:
     _print_count(lines(given.out, runs))
     if failures:
         sys.exit(f"runs that failed: {failures}. The lines above state why.")
+    try:
+        check_one_data(records, (*runs, *search_runs))
+    except ConfigError as error:
+        # The file may have changed while the runs were trained.
+        sys.exit(str(error))
 
 
 def _print_count(made: Sequence[Mapping[str, Any]]) -> None:
