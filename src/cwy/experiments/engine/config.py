@@ -21,8 +21,8 @@ SHOWN = 32
 """The most names that an error lists."""
 SHOWN_DIGITS = 40
 SHOWN_LETTERS = 200
-LARGEST = 10**9
-"""The largest whole number that a setting may be."""
+LARGEST: dict[type, float] = {int: 10**9, float: 1e30}
+"""The largest number of each type that a setting may be."""
 NO_MEMORY = (
     r"(?i)out of memory|can't allocate memory|not enough memory|invalid size|overflow|too large"
 )
@@ -117,12 +117,18 @@ def _check_value(of: Field, value: Any) -> None:
         raise ConfigError(
             f"{of.name} must be {one_of(choices)}, got {_cut(value)}.{_near(value, choices)}"
         )
-    most = of.metadata.get("most", LARGEST)
-    if isinstance(value, int) and value > most:
-        raise ConfigError(f"{of.name} must be at most {most:,}, got {_cut(value)}.")
-    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        _check_number(of, value)
+    if isinstance(value, str) and not value.isprintable():
+        raise ConfigError(
+            f"{of.name} must be a text without control characters, got {_cut(value)}."
+        )
+
+
+def _check_number(of: Field, value: float) -> None:
+    """Raise unless a number is in the range of its field."""
     below = of.metadata.get("below", math.inf)
-    if number and not 0 < value < below:
+    if not 0 < value < below:
         allowed = "positive and finite"
         if below < math.inf:
             allowed = f"above 0 and below {below}"
@@ -130,10 +136,12 @@ def _check_value(of: Field, value: Any) -> None:
         if of.default is None:
             hint = " It may also be none."
         raise ConfigError(f"{of.name} must be {allowed}, got {_cut(value)}.{hint}")
-    if isinstance(value, str) and not value.isprintable():
-        raise ConfigError(
-            f"{of.name} must be a text without control characters, got {_cut(value)}."
-        )
+    least = of.metadata.get("least", 0)
+    if value < least:
+        raise ConfigError(f"{of.name} must be at least {least:,}, got {_cut(value)}.")
+    most = of.metadata.get("most", LARGEST[type(value)])
+    if value > most:
+        raise ConfigError(f"{of.name} must be at most {most:,}, got {_cut(value)}.")
 
 
 @contextmanager

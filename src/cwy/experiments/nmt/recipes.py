@@ -15,6 +15,9 @@ from ..engine.config import ConfigError
 from ..engine.task import Recipe
 from ..recurrent import BASELINES, RecurrentConfig, start
 
+SCALES = {"least": 1e-6, "most": 1_000_000}
+"""The range of a scale. Outside of it weights vanish or overflow."""
+
 
 @dataclass(frozen=True)
 class NmtConfig(RecurrentConfig):
@@ -55,8 +58,8 @@ class NmtConfig(RecurrentConfig):
     final_test: bool = True
     min_count: int = 2
     embedding_size: int = 256
-    embedding_scale: float = 1.0
-    input_scale: float = 1.0
+    embedding_scale: float = field(default=1.0, metadata=SCALES)
+    input_scale: float = field(default=1.0, metadata=SCALES)
     input_bias: bool = True
     zero_readout: bool = False
     gate: bool = False
@@ -64,7 +67,7 @@ class NmtConfig(RecurrentConfig):
     thin_gate: bool = False
     dropout: float | None = field(default=None, metadata={"below": 1})
     epochs: int = 10
-    bucket: int = 2
+    bucket: int = field(default=2, metadata={"most": 1000})
     test_batch_size: int = 512
     eager: bool = False
 
@@ -100,7 +103,7 @@ class NmtConfig(RecurrentConfig):
         if made.file is None:
             return made
         # The run may be resumed from another folder.
-        return replace(made, file=str(Path(made.file).absolute()))
+        return replace(made, file=str(Path(made.file).expanduser().absolute()))
 
 
 def paper(method: str, reflections: int | None = None) -> NmtConfig:
