@@ -317,6 +317,12 @@ def test_the_best_epoch_translates_and_not_the_last(trained, tmp_path, capsys):
     shutil.copy(trained / "weights.safetensors", tmp_path / "best.safetensors")
     (tmp_path / "weights.safetensors").write_bytes(b"a later epoch")
     assert said(capsys, tmp_path, "mi gato ve tu casa.")[0] == ["my cat sees your house ."]
+    shutil.copy(tmp_path / "best.safetensors", tmp_path / "weights.safetensors")
+    (tmp_path / "best.safetensors").unlink()
+    (tmp_path / "record.json").write_text('{"best": {"value": 1.0}}')
+    translated, notes = said(capsys, tmp_path, "mi gato ve tu casa.")
+    assert translated == ["my cat sees your house ."]
+    assert any("best.safetensors" in note for note in notes), "the best one is gone"
 
 
 def test_a_run_goes_on_with_its_own_data_alone(pairs, tmp_path, monkeypatch, capsys):

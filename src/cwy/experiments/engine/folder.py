@@ -158,6 +158,8 @@ class Folder:
             path = self.path / name
             if path.exists():
                 return read_weights(path)
+            if name == BEST and self._had_best():
+                say(f"{path} is missing: the network is that of the end, and not the best one.")
         content = checkpoint.last(self.checkpoints, say)
         if not content:
             reason = "The run has saved none yet, or a sweep has removed them."
@@ -170,6 +172,13 @@ class Folder:
                 f"the last checkpoint in {self.checkpoints} has no model. Delete it."
             )
         return model
+
+    def _had_best(self) -> bool:
+        """Return whether the record of a finished run names a best evaluation."""
+        try:
+            return self.record().get("best") is not None
+        except (OSError, files.Damaged):
+            return False
 
     def last_checkpoint(self) -> Path | None:
         """Return the newest checkpoint, if there is one."""
