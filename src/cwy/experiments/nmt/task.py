@@ -54,7 +54,8 @@ class Translation(RecurrentTask):
         if self.config.gate and settings.method in ("lstm", "gru"):
             raise ConfigError(
                 f"gate is a setting of orthogonal methods and of rnn, and {settings.method} has "
-                "gates of its own. Set gate=false, thin_gate=false and gate_encoder=true."
+                f"gates of its own. Take the recipe nmt/{settings.method}, or set gate=false, "
+                "thin_gate=false and gate_encoder=true."
             )
         self.corpus = load(self.config, settings.seed)
         self.train = self._buckets(self.corpus.train, self.config.batch_size)
