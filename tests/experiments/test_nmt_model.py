@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+import cwy
 from cwy.experiments.engine import task
+from cwy.experiments.engine.config import ConfigError
 from cwy.experiments.nmt import fused, pointwise
 from cwy.experiments.nmt.cells import SATURATED, GatedCell
 from cwy.experiments.nmt.decode import decode
@@ -523,6 +525,18 @@ def test_under_autocast_products_are_rounded_and_states_are_not(method, more, de
     assert not torch.equal(states, states.bfloat16().float())
     assert 0 < (half - logits).abs().max() < 0.02 * logits.abs().max()
     assert (rounded - grads).norm() < 0.03 * grads.norm()
+
+
+@pytest.mark.parametrize("more", [{}, {"gate": True, "thin_gate": True}])
+def test_a_free_transition_starts_at_a_matrix_that_is_named(more):
+    model = translator("rnn", nonlinearity="tanh", init="haar", **more)
+    named = {name: p for name, p in model.named_parameters() if "weight_hh" in name}
+    assert len(named) == 2, "one in the encoder and one in the decoder"
+    for weight in named.values():
+        assert cwy.orthogonality_error(weight) < 1e-12
+    for method, init in (("rnn", "random"), ("lstm", "haar")):
+        with pytest.raises(ConfigError, match=r"init"):
+            translator(method, nonlinearity="tanh", init=init)
 
 
 def test_a_start_is_scaled_where_it_is_set():

@@ -7,6 +7,7 @@ import torch
 from numpy.random import RandomState
 from torch import nn
 
+import cwy
 from cwy.experiments.data.mnist import Mnist
 from cwy.experiments.engine import task
 from cwy.experiments.mnist.task import mnist
@@ -140,3 +141,9 @@ def test_a_network_starts_as_the_paper_says(method):
         angles = torch.linalg.eigvals(model.core.weight_hh_l0).angle()
         assert angles.abs().max() > 3
         assert angles.abs().mean() == pytest.approx(math.pi / 2, rel=0.15)
+
+
+def test_a_free_rnn_may_start_orthogonal():
+    copying = make("copying/small", "rnn", init="haar")
+    assert "init" not in copying.unused
+    assert cwy.orthogonality_error(copying.model().core.weight_hh_l0) < 1e-5

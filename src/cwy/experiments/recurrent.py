@@ -10,10 +10,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from .. import init as inits
 from ..nn import OrthogonalRNN
 from ..ops.recurrence.nonlinearities import NONLINEARITIES
 from ..parametrizations import METHODS, move_bases
-from .engine.config import Config, ConfigError
+from .engine.config import Config, ConfigError, choose
 from .engine.task import Settings, Task
 
 BASELINES: dict[str, Callable[..., nn.RNNBase]] = {"rnn": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}
@@ -26,8 +27,8 @@ class RecurrentConfig(Config):
     Attributes:
         hidden_size: N.
         reflections: L of the methods by reflections. None is N.
-        init: initial transition, as in :func:`cwy.orthogonal`. None for the baselines, which
-            start as torch starts them.
+        init: initial transition, as in :func:`cwy.orthogonal`. The baselines start as torch starts
+            them, with None, or "rnn" with one of these matrices.
         nonlinearity: of :class:`cwy.nn.OrthogonalRNN`. gru and lstm have their own.
         base_every: K of "dtriv", the steps after which its base moves. None is ∞.
     """
@@ -139,17 +140,31 @@ def _baseline(method: str, config: RecurrentConfig, inputs: int, dtype: torch.dt
     check_baseline(method, config)
     if method != "rnn":
         return BASELINES[method](inputs, config.hidden_size, dtype=dtype)
-    return nn.RNN(inputs, config.hidden_size, nonlinearity=config.nonlinearity, dtype=dtype)
+    core = nn.RNN(inputs, config.hidden_size, nonlinearity=config.nonlinearity, dtype=dtype)
+    start_free(cast(Tensor, core.weight_hh_l0), config)
+    return core
+
+
+@torch.no_grad()
+def start_free(weight: Tensor, config: RecurrentConfig) -> None:
+    """Give the free transition of "rnn" the start that the setting ``init`` names, if any."""
+    if config.init is not None:
+        weight.copy_(inits.MATRICES[config.init](config.hidden_size, dtype=weight.dtype))
 
 
 def check_baseline(method: str, config: RecurrentConfig) -> None:
     """Raise if a setting does not apply to this baseline."""
-    for name in ("reflections", "init", "base_every"):
+    orthogonal = ["reflections", "base_every"]
+    if method != "rnn":
+        orthogonal.append("init")
+    for name in orthogonal:
         if getattr(config, name) is not None:
             raise ConfigError(
                 f"{name} is a setting of orthogonal methods, which {method} is not. "
                 f"Set {name}=none."
             )
+    if config.init is not None:
+        choose("init of rnn", config.init, inits.MATRICES)
     if method == "rnn" and config.nonlinearity not in ("tanh", "relu"):
         raise ConfigError(
             f"nonlinearity must be 'tanh' or 'relu' for rnn, got {config.nonlinearity!r}."
@@ -185,9 +200,9 @@ class RecurrentTask(Task[RecurrentConfig]):
         if method != "dtriv":
             unused.add("base_every")
         if method in BASELINES:
-            unused.update(("reflections", "init"))
+            unused.add("reflections")
             if method != "rnn":
-                unused.add("nonlinearity")
+                unused.update(("init", "nonlinearity"))
         elif "reflections" not in signature(METHODS[method].build).parameters:
             unused.add("reflections")
         return unused

@@ -12,7 +12,7 @@ from torch.nn.functional import linear, pad
 from ...nn import OrthogonalRNN, OrthogonalRNNCell
 from ...ops._precision import autocast_dtype
 from ...ops.recurrence.nonlinearities import NONLINEARITIES
-from ..recurrent import BASELINES, check_baseline, raw_length
+from ..recurrent import BASELINES, check_baseline, raw_length, start_free
 from . import fused
 from .pointwise import Gated, Gru, Lstm, Plain, Pointwise, State, Thin
 from .recipes import NmtConfig
@@ -75,6 +75,7 @@ def _encoder_core(method: str, config: NmtConfig, inputs: int, dtype: torch.dtyp
     if method == "lstm":
         return _padded_lstm(config, inputs, dtype)
     core = BASELINES[method](inputs, n, dtype=dtype, **_baseline_options(method, config))
+    start_free(cast(Tensor, core.weight_hh_l0), config)
     _scale(core.weight_ih_l0, config)
     return core
 
@@ -201,6 +202,7 @@ def _plain_cell(method: str, config: NmtConfig, inputs: int, dtype: torch.dtype)
         check_baseline(method, config)
         options = _baseline_options(method, config)
         core = TORCH_CELLS[method](inputs, config.hidden_size, dtype=dtype, **options)
+        start_free(core.weight_hh, config)
     _scale(core.weight_ih, config)
     return core
 

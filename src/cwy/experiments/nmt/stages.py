@@ -312,6 +312,10 @@ def gates() -> list[Planned]:
         for seed in GATE_SEEDS
         for lr in FREE_RATES
     ]
+    runs += [
+        _gate("free-haar-thin-tanh", "rnn", seed, "nonlinearity=tanh", *GATES["thin"], "init=haar")
+        for seed in GATE_SEEDS
+    ]
     return runs
 
 
