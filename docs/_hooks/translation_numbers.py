@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import mean
 
 from record_values import NumberError, Runs, line, lines_of, lowest, runs
@@ -18,6 +19,11 @@ def step_ms(
     return line(file, f"{network} {precision}")[f"{kind}_ms"]
 
 
+def tuned(network: str) -> Runs:
+    """Return the final runs of a network at its best point of the first search."""
+    return runs(f"nmt/tuned-{network}-seed*")
+
+
 SEARCHED = {"float32": "nmt/float32-decay", "bfloat16": "nmt/tuned-decay"}
 """How the names of runs at the best points of the second search begin, by their precision."""
 
@@ -25,6 +31,11 @@ SEARCHED = {"float32": "nmt/float32-decay", "bfloat16": "nmt/tuned-decay"}
 def searched(network: str, precision: str) -> Runs:
     """Return the runs of a network of translation at its best point of the second search."""
     return runs(f"{SEARCHED[precision]}-{network}-seed*")
+
+
+def at_recipe(network: str, dropout: float = 0.3) -> Runs:
+    """Return the runs of a network at the point of the recipes, which is one for all."""
+    return runs(f"nmt/decay-{network}-dropout{dropout}-seed*")
 
 
 def common_best(networks: Sequence[str], setting: str) -> float:
@@ -51,21 +62,55 @@ def of_lstm(network: str, kind: str, precision: str, file: str = PACE) -> str:
     return _share(own, step_ms("lstm", kind, precision, file))
 
 
-def plain_of_lstm(network: str, precision: str) -> str:
-    """Write the share of the LSTM's time in plain calls, now and as measured earlier."""
-    files = (PACE, f"{PACE}-earlier")
-    shares = [of_lstm(network, "plain", precision, file) for file in files]
-    return " and ".join(dict.fromkeys(shares))
-
-
 def to_best_epoch(network: str, precision: str) -> str:
     """Write the time of all steps up to the best epoch as a percentage of the LSTM's."""
+    own = _to_best(searched(network, precision)) * step_ms(network, "graph", precision)
+    theirs = _to_best(searched("lstm", precision)) * step_ms("lstm", "graph", precision)
+    return _share(own, theirs)
 
-    def time(one: str) -> float:
-        epochs = searched(one, precision).lowest_epoch("loss", "validation")
-        return step_ms(one, "graph", precision) * epochs.mean
 
-    return _share(time(network), time("lstm"))
+def recipe_to_best_epoch(network: str) -> str:
+    """Write the same at the point of the recipes, under bfloat16 autocast."""
+    own = _to_best(at_recipe(network)) * step_ms(network, "graph", "bfloat16")
+    theirs = _to_best(at_recipe("lstm")) * step_ms("lstm", "graph", "bfloat16")
+    return _share(own, theirs)
+
+
+def _to_best(found: Runs) -> float:
+    """Return the mean number of epochs up to the best one."""
+    return found.lowest_epoch("loss", "validation").mean
+
+
+@dataclass(frozen=True)
+class _Reached:
+    """Hold the epochs that a network and the LSTM take to the LSTM's lowest validation loss.
+
+    Attributes:
+        own: those of the network, or None if it never has this loss.
+        theirs: those of the LSTM with the same seed.
+    """
+
+    own: float | None
+    theirs: float
+
+
+def _reached(network: str, precision: str) -> list[_Reached]:
+    """Return the epochs to the LSTM's lowest validation loss, for each seed."""
+    found = []
+    pairs = zip(searched(network, precision).runs, searched("lstm", precision).runs, strict=True)
+    for run, lstm in pairs:
+        epochs, losses = lstm.curve("validation", "loss", "epoch")
+        goal = min(losses)
+        at_goal = [
+            epoch
+            for epoch, loss in zip(*run.curve("validation", "loss", "epoch"), strict=True)
+            if loss <= goal
+        ]
+        first = None
+        if at_goal:
+            first = at_goal[0]
+        found.append(_Reached(first, epochs[losses.index(goal)]))
+    return found
 
 
 def to_loss_of_lstm(network: str, precision: str) -> str:
@@ -74,23 +119,22 @@ def to_loss_of_lstm(network: str, precision: str) -> str:
     The whole is the time that the LSTM takes to this loss. Both have the same seed, and the
     percentage is of the means over the seeds.
     """
-    own = []
-    theirs = []
-    pairs = zip(searched(network, precision).runs, searched("lstm", precision).runs, strict=True)
-    for run, lstm in pairs:
-        epochs, losses = lstm.curve("validation", "loss", "epoch")
-        goal = min(losses)
-        theirs.append(epochs[losses.index(goal)])
-        reached = [
-            epoch
-            for epoch, loss in zip(*run.curve("validation", "loss", "epoch"), strict=True)
-            if loss <= goal
-        ]
-        if not reached:
-            raise NumberError(f"{run.folder.name} never has the LSTM's lowest validation loss.")
-        own.append(reached[0])
+    found = _reached(network, precision)
+    own = [one.own for one in found if one.own is not None]
+    if len(own) < len(found):
+        raise NumberError(f"{network}: a seed never has the LSTM's lowest validation loss.")
     time = step_ms(network, "graph", precision) * mean(own)
-    return _share(time, step_ms("lstm", "graph", precision) * mean(theirs))
+    whole = step_ms("lstm", "graph", precision) * mean(one.theirs for one in found)
+    return _share(time, whole)
+
+
+def to_loss_by_seed(network: str, precision: str) -> str:
+    """Write the same percentage of each seed that has this loss at all, from the lowest on."""
+    ms = step_ms(network, "graph", precision)
+    lstm_ms = step_ms("lstm", "graph", precision)
+    found = _reached(network, precision)
+    shares = [ms * one.own / (lstm_ms * one.theirs) for one in found if one.own is not None]
+    return " and ".join(_share(share, 1) for share in sorted(shares))
 
 
 def parameters_of_lstm(network: str) -> str:
