@@ -121,7 +121,7 @@ def test_values_are_read_by_the_type_of_their_field():
         ("nmt", "cwy", "validation=1", "validation must be above 0 and below 1, got 1.0"),
         ("nmt", "cwy", "embedding_scale=1e-300", "embedding_scale must be at least 1e-06"),
         ("nmt", "cwy", "bucket=1000000000", "bucket must be at most 1,000, got"),
-        ("copying", "cwy", "lr=1e99", "lr must be at most 1e+30, got 1e+99"),
+        ("copying", "cwy", "lr=1e99", "lr must be at most 1e+38, got 1e+99"),
         ("nmt", "cwy", "file=", "file must be the path of a file"),
         ("nmt/small", "cwy", "gate=false", "Set thin_gate=false"),
         ("copying", "cwy", "batch_size=1.5", "batch_size must be a whole number, got '1.5'"),

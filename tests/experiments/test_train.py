@@ -154,7 +154,7 @@ def test_a_finished_run_is_described_whole(whole):
             {"base_every", "init", "orthogonal_lr", "nonlinearity"},
             {"reflections", "alpha"},
         ),
-        ("rnn", {"nonlinearity"}, {"reflections", "init", "orthogonal_lr", "base_every", "alpha"}),
+        ("rnn", {"nonlinearity", "init"}, {"reflections", "orthogonal_lr", "base_every", "alpha"}),
         (
             "lstm",
             set(),

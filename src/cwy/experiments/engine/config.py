@@ -21,7 +21,7 @@ SHOWN = 32
 """The most names that an error lists."""
 SHOWN_DIGITS = 40
 SHOWN_LETTERS = 200
-LARGEST: dict[type, float] = {int: 10**9, float: 1e30}
+LARGEST: dict[type, float] = {int: 10**9, float: 1e38}
 """The largest number of each type that a setting may be."""
 NO_MEMORY = (
     r"(?i)out of memory|can't allocate memory|not enough memory|invalid size|overflow|too large"
