@@ -439,6 +439,23 @@ def test_runs_of_a_search_that_learned_from_different_data_are_refused(tmp_path)
         sweeps.check_one_data(records, runs)
 
 
+def test_a_stage_refuses_a_search_on_different_data(tmp_path, monkeypatch, capsys):
+    lines = []
+    for number, run in enumerate(stages.trials(networks.BASELINES[:1])):
+        config = sweeps.wanted(run, Place(tmp_path)).to_dict()
+        data = {"sha256": "a" * (number + 1)}
+        lines.append(json.dumps(ENDED | {"run": run.folder, "config": config, "data": data}))
+    known = tmp_path / "known.jsonl"
+    known.write_text("\n".join(lines))
+    given = ["final", str(tmp_path / "out"), "--networks", "lstm", "--known", str(known)]
+    monkeypatch.setattr("sys.argv", ["sweep", *given])
+    with pytest.raises(SystemExit) as stopped:
+        sweep.main()
+    assert stopped.value.code == 2
+    assert "learned from different data" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_sweeps_in_one_folder_restore_at_once(tmp_path):
     runs = [Planned(f"run{number}", "nmt/paper", "cwy", 0) for number in range(10)]
     known = sweeps.Records(tmp_path, {run.folder: ENDED | {"run": run.folder} for run in runs})

@@ -381,7 +381,7 @@ def main() -> None:
         sys.exit(f"runs that failed: {failures}. The lines above state why.")
     try:
         check_one_data(records, (*runs, *search_runs))
-    except ConfigError as error:
+    except (ConfigError, Damaged) as error:
         # The file may have changed while the runs were trained.
         sys.exit(str(error))
 
