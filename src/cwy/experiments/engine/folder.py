@@ -154,12 +154,14 @@ class Folder:
 
         A run that has not ended has the last one in a checkpoint.
         """
-        for name in (BEST, WEIGHTS):
-            path = self.path / name
-            if path.exists():
-                return read_weights(path)
-            if name == BEST and self._had_best():
-                say(f"{path} is missing: the network is that of the end, and not the best one.")
+        best = self.path / BEST
+        if best.exists():
+            return read_weights(best)
+        if self._had_best():
+            say(f"{best} is missing: the network is that of the end, and not the best one.")
+        last = self.path / WEIGHTS
+        if last.exists():
+            return read_weights(last)
         content = checkpoint.last(self.checkpoints, say)
         if not content:
             reason = "The run has saved none yet, or a sweep has removed them."
