@@ -27,8 +27,8 @@ class RecurrentConfig(Config):
     Attributes:
         hidden_size: N.
         reflections: L of the methods by reflections. None is N.
-        init: initial transition, as in :func:`cwy.orthogonal`. The baselines start as torch starts
-            them, with None, or "rnn" with one of these matrices.
+        init: initial transition, as in :func:`cwy.orthogonal`. None is torch's start, for the
+            baselines. "rnn" also takes a name of a matrix, such as "haar".
         nonlinearity: of :class:`cwy.nn.OrthogonalRNN`. gru and lstm have their own.
         base_every: K of "dtriv", the steps after which its base moves. None is ∞.
     """
@@ -154,16 +154,18 @@ def start_free(weight: Tensor, config: RecurrentConfig) -> None:
 
 def check_baseline(method: str, config: RecurrentConfig) -> None:
     """Raise if a setting does not apply to this baseline."""
-    orthogonal = ["reflections", "base_every"]
-    if method != "rnn":
-        orthogonal.append("init")
-    for name in orthogonal:
+    for name in ("reflections", "base_every"):
         if getattr(config, name) is not None:
             raise ConfigError(
                 f"{name} is a setting of orthogonal methods, which {method} is not. "
                 f"Set {name}=none."
             )
     if config.init is not None:
+        if method != "rnn":
+            raise ConfigError(
+                f"init is a setting of orthogonal methods and of rnn, and {method} starts as torch "
+                "starts it. Set init=none."
+            )
         choose("init of rnn", config.init, inits.MATRICES)
     if method == "rnn" and config.nonlinearity not in ("tanh", "relu"):
         raise ConfigError(

@@ -115,7 +115,7 @@ class GatedCell(nn.Module):
     Of $x_t$ it reads only the word.
 
     Args:
-        core: the cell, orthogonal, or torch's with any Q.
+        core: an orthogonal cell, or torch's, whose Q is free.
         inputs: features of x.
         word_features: the last features of x, which are those of a word.
         bias: whether the gate has one.
