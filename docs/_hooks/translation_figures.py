@@ -11,8 +11,7 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
-from record_values import runs
-from translation_numbers import searched, step_ms
+from translation_numbers import searched, step_ms, tuned
 
 from cwy._atomic import write
 from cwy._figures import NARROW, STYLE, WIDE, Layout, legend_columns, svg
@@ -95,9 +94,7 @@ def reflections(layout: Layout) -> Figure:
     figure, panes = _panes(layout, 1)
     axes = panes[0]
     for place, one in enumerate(NONLINEARITIES):
-        losses = [
-            runs(f"nmt/tuned-cwy-{count}-{one.word}-seed*").last("loss") for count in REFLECTIONS
-        ]
+        losses = [tuned(f"cwy-{count}-{one.word}").last("loss") for count in REFLECTIONS]
         means = [loss.mean for loss in losses]
         below = [loss.mean - loss.low for loss in losses]
         above = [loss.high - loss.mean for loss in losses]
