@@ -264,9 +264,18 @@ def test_every_network_of_the_sweep_has_settings_that_exist():
         *stages.trials(networks.CONTENDERS, stages.SECOND_SEARCH),
         *stages.finals(networks.CONTENDERS, points, networks.SEEDS, stages.SECOND_SEARCH),
     ]
-    assert len({one.folder for one in every}) == len(every)
     start = stages.point(0, networks.CONTENDERS[-1], stages.SECOND_SEARCH)
     assert {"warmup=1000", *start} < set(every[-1].settings)
+    small = networks.SMALL_CONTENDERS
+    every += stages.trials(small, stages.SMALL_SEARCH)
+    every += stages.finals(small, points, networks.SMALL_SEEDS, stages.SMALL_SEARCH)
+    assert every[-1].what == "nmt/small"
+    assert every[-1].seed == networks.SMALL_SEEDS[-1]
+    assert len({one.folder for one in every}) == len(every)
+    for number in range(networks.POINTS):
+        texts = stages.point(number, small[0], stages.SMALL_SEARCH)
+        start = dict(text.split("=") for text in texts)
+        assert start["orthogonal_lr"] == start["lr"], "one learning rate for all weights"
     for one in every:
         task.settings(one.what, one.method, one.seed, one.settings)
     assert networks.select("lstm,baselines,cwy-64-abs")[-1].like == "cwy-128-abs"

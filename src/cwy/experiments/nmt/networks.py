@@ -8,6 +8,11 @@ from dataclasses import dataclass, replace
 from ..engine.config import choose
 
 SEEDS = (0, 1, 2)
+SMALL_SEEDS = (3, 4, 5)
+"""Of small networks. They are not those of the networks that the gate is chosen for.
+
+With the same seed, all pairs that choose the gate would be among the pairs that test it.
+"""
 POINTS = 10
 """Points of a search."""
 DROPOUT = "dropout=0.3"
@@ -119,6 +124,19 @@ CONTENDERS = (
     replace(_gated("tanh", 512, "gate-thin", THIN), like="cwy-256-tanh-gate-thin"),
 )
 """The networks of the second search."""
+SMALL = tuple(
+    Network(
+        f"{name}-tanh-gate-thin",
+        method,
+        ("nonlinearity=tanh", "gate=true", THIN),
+        points=0,
+        seeds=SMALL_SEEDS,
+    )
+    for name, method in (("small-cwy", "cwy"), ("small-free", "rnn"))
+)
+"""Small networks that differ only in their transition. It is orthogonal or free."""
+SMALL_CONTENDERS = tuple(replace(network, points=POINTS) for network in SMALL)
+"""The networks of the search of small ones."""
 GROUPS = {
     "baselines": BASELINES,
     "orthogonal": ORTHOGONAL,
@@ -126,14 +144,15 @@ GROUPS = {
     "rivals": RIVALS,
     "dropout": WITH_DROPOUT,
     "decay": DECAYED,
+    "small": SMALL,
 }
 NETWORKS = tuple(dict.fromkeys(network for group in GROUPS.values() for network in group))
 
 
-def contenders(networks: Iterable[Network]) -> list[Network]:
-    """Return those of :data:`CONTENDERS` that have the names of these networks."""
+def named_as(networks: Iterable[Network], contenders: Iterable[Network]) -> list[Network]:
+    """Return those of the contenders that have the names of these networks."""
     names = {network.name for network in networks}
-    return [network for network in CONTENDERS if network.name in names]
+    return [network for network in contenders if network.name in names]
 
 
 def select(names: str) -> tuple[Network, ...]:

@@ -23,9 +23,11 @@ from .networks import (
     ORTHOGONAL,
     POINTS,
     SEEDS,
+    SMALL_CONTENDERS,
+    SMALL_SEEDS,
     THIN,
     Network,
-    contenders,
+    named_as,
 )
 
 HELD_OUT = "validation=0.1"
@@ -57,11 +59,6 @@ GATES: dict[str, tuple[str, ...]] = {
     "thin-decoder": ("gate=true", THIN, "gate_encoder=false"),
 }
 """Forms of a gate, as settings of ``nmt/small``."""
-GATE_SEEDS = (3, 4, 5)
-"""Not those of the networks that the gate is chosen for.
-
-With the same seed, all pairs that choose the gate would be among the pairs that test it.
-"""
 FREE_RATES = (0.01, 0.003)
 """Learning rates of the free RNN with a gate. ``nmt/small`` has both: one for all weights but the
 orthogonal ones, and one for these."""
@@ -102,6 +99,8 @@ class Search:
         space: what is searched, uniformly in the logarithm.
         settings: of its runs, apart from their point.
         final_settings: of the final runs, apart from their point.
+        recipe: of all these runs.
+        seed: of its runs.
     """
 
     folder: str
@@ -109,6 +108,8 @@ class Search:
     space: dict[str, tuple[float, float]]
     settings: tuple[str, ...]
     final_settings: tuple[str, ...] = ()
+    recipe: str = "nmt/paper"
+    seed: int = SEEDS[0]
 
 
 FIRST_SEARCH = Search(
@@ -136,10 +137,28 @@ SECOND_SEARCH = Search(
     final_settings=(WARM,),
 )
 """Up to ten epochs at each point, with a learning rate that decays."""
+SMALL_SEARCH = Search(
+    folder="tuning-small",
+    final="tuned",
+    space={
+        "lr": (2e-3, 2e-2),
+        "embedding_scale": (0.03, 1.0),
+        "input_scale": (0.5, 4.0),
+        "dropout": (0.05, 0.5),
+    },
+    settings=("epochs=8", ENDS_EARLY),
+    final_settings=("epochs=8",),
+    recipe="nmt/small",
+    seed=SMALL_SEEDS[0],
+)
+"""Small networks, with one learning rate for all weights. So none has more to tune than another."""
 
 
 def point(number: int, network: Network, search: Search = FIRST_SEARCH) -> tuple[str, ...]:
-    """Return a point of a search, as settings. It is the same for every network."""
+    """Return a point of a search, as settings. It is the same for every network.
+
+    If the search has no orthogonal learning rate, all weights have one learning rate.
+    """
     space = search.space
     drawn = torch.quasirandom.SobolEngine(len(space), scramble=True, seed=0).draw(number + 1)
     found = []
@@ -148,6 +167,8 @@ def point(number: int, network: Network, search: Search = FIRST_SEARCH) -> tuple
         if name == "orthogonal_lr":
             value *= network.orthogonal_factor
         found.append(f"{name}={value:.3g}")
+        if name == "lr" and "orthogonal_lr" not in space:
+            found.append(f"orthogonal_lr={value:.3g}")
     return tuple(found)
 
 
@@ -165,7 +186,7 @@ def _trial(network: Network, number: int, search: Search) -> Planned:
     start = point(number, network, search)
     settings = (*network.settings, *start, HELD_OUT, UNTESTED, *search.settings, *QUIET)
     folder = f"{search.folder}/{network.name}-{number}"
-    return Planned(folder, "nmt/paper", network.method, SEEDS[0], settings)
+    return Planned(folder, search.recipe, network.method, search.seed, settings)
 
 
 def losses(records: Records, network: Network, search: Search) -> dict[int, float]:
@@ -226,7 +247,8 @@ def finals(
             if seed not in network.seeds or number is None:
                 continue
             start = (*point(number, network, search), *search.final_settings)
-            runs.append(_trained(f"{search.final}-{network.name}", network, start, seed))
+            name = f"{search.final}-{network.name}"
+            runs.append(_trained(name, network, start, seed, search.recipe))
     return runs
 
 
@@ -291,17 +313,23 @@ def decays(
     ]
 
 
-def _trained(name: str, network: Network, start: Iterable[str], seed: int) -> Planned:
+def _trained(
+    name: str,
+    network: Network,
+    start: Iterable[str],
+    seed: int,
+    recipe: str = "nmt/paper",
+) -> Planned:
     """Return a run of up to ten epochs whose best epoch is tested."""
     settings = (*network.settings, *start, HELD_OUT, ENDS_EARLY, *QUIET)
-    return Planned(f"nmt/{name}-seed{seed}", "nmt/paper", network.method, seed, settings)
+    return Planned(f"nmt/{name}-seed{seed}", recipe, network.method, seed, settings)
 
 
 def gates() -> list[Planned]:
     """Return the runs of small networks with each form of a gate, without a test."""
     runs = [
         _gate(f"{name}-{nonlinearity}", "cwy", seed, f"nonlinearity={nonlinearity}", *settings)
-        for seed in GATE_SEEDS
+        for seed in SMALL_SEEDS
         for nonlinearity in ("tanh", "relu")
         for name, settings in GATES.items()
     ]
@@ -309,12 +337,12 @@ def gates() -> list[Planned]:
         _gate(
             f"free-thin-tanh-lr{lr}", "rnn", seed, "nonlinearity=tanh", *GATES["thin"], f"lr={lr}"
         )
-        for seed in GATE_SEEDS
+        for seed in SMALL_SEEDS
         for lr in FREE_RATES
     ]
     runs += [
         _gate("free-haar-thin-tanh", "rnn", seed, "nonlinearity=tanh", *GATES["thin"], "init=haar")
-        for seed in GATE_SEEDS
+        for seed in SMALL_SEEDS
     ]
     return runs
 
@@ -399,15 +427,27 @@ STAGES: dict[str, Stage] = {
     ),
     "gate": Stage(lambda chosen: gates()),
     "tune-decay": Stage(
-        lambda chosen: trials(contenders(chosen.networks), SECOND_SEARCH), ("networks",)
+        lambda chosen: trials(named_as(chosen.networks, CONTENDERS), SECOND_SEARCH), ("networks",)
     ),
     "final-decay": Stage(
         lambda chosen: finals(
-            contenders(chosen.networks), chosen.points, chosen.seeds, SECOND_SEARCH
+            named_as(chosen.networks, CONTENDERS), chosen.points, chosen.seeds, SECOND_SEARCH
         ),
         ("networks", "seeds"),
         search=SECOND_SEARCH,
         searched=CONTENDERS,
+    ),
+    "tune-small": Stage(
+        lambda chosen: trials(named_as(chosen.networks, SMALL_CONTENDERS), SMALL_SEARCH),
+        ("networks",),
+    ),
+    "final-small": Stage(
+        lambda chosen: finals(
+            named_as(chosen.networks, SMALL_CONTENDERS), chosen.points, SMALL_SEEDS, SMALL_SEARCH
+        ),
+        ("networks",),
+        search=SMALL_SEARCH,
+        searched=SMALL_CONTENDERS,
     ),
 }
 """The stages by their names."""

@@ -17,6 +17,9 @@
    dropout.
 9. "final-decay": these networks, each at its best point. L = 512 takes the
    point of L = 256.
+10. "tune-small": a search for two small networks with a gate. The transition
+    of one is orthogonal, and that of the other is free.
+11. "final-small": both networks with three seeds, each at its best point.
 
 python -m cwy.experiments.nmt.sweep STAGE OUT [--device cuda] [...]
 """
