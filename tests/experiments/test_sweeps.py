@@ -23,7 +23,7 @@ from cwy.experiments.nmt import networks, speed, stages, sweep
 from cwy.experiments.pool import ATTEMPTS, train
 from cwy.experiments.report import find_runs
 from cwy.experiments.sweeps import Place, Planned
-from cwy.experiments.worker import STOPPED, train_one
+from cwy.experiments.worker import LEFT, STOPPED, train_one
 from tests.helpers.language import TINY
 
 pytest.importorskip("platformdirs")
@@ -244,7 +244,8 @@ def test_a_second_sweep_leaves_the_run_of_the_first_alone(pairs, tmp_path):
     process, folder = endless_sweep(pairs, tmp_path)
     config = json.loads((folder / "config.json").read_text())
     same = Planned("gate/none-tanh-seed3", "nmt/small", "cwy", 3, endless_settings(pairs))
-    assert "another process is at the run" in next(train([same], Place(tmp_path), processes=1))
+    (line,) = train([same], Place(tmp_path), processes=1)
+    assert line.endswith(LEFT)
     process.terminate()
     output, _ = process.communicate(timeout=60)
     assert f"none-tanh-seed3: {STOPPED}" in output

@@ -22,7 +22,7 @@ import torch
 from rich.console import Console
 
 from .engine import runner
-from .engine.folder import CONFIG, DIVERGED, METRICS, RECORD, Folder
+from .engine.folder import CONFIG, DIVERGED, METRICS, RECORD, Claimed, Folder
 from .engine.monitor import Diverged
 from .engine.signals import HANGUP, Stop, Stopped
 from .engine.task import Settings, differences
@@ -30,6 +30,8 @@ from .sweeps import Place, Planned, read, wanted
 
 STOPPED = "stopped, and saved"
 """How a run ends at its deadline, or by a signal."""
+LEFT = "left to another process, which trains it"
+"""How a run ends here that another sweep has begun."""
 KEPT = (CONFIG, METRICS, RECORD, DIVERGED)
 """The files of a run that are kept. Its weights are large."""
 PAUSE = 0.1
@@ -181,6 +183,8 @@ def _begin(request: runner.Sweep, folder: Folder, log: Path, stop: float) -> str
     except Diverged as error:
         return f"diverged: {error}"
     except runner.RunError as error:
+        if isinstance(error.__cause__, Claimed):
+            return LEFT
         return f"failed: {error}"
     return "finished"
 

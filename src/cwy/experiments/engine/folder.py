@@ -33,6 +33,10 @@ LATEST = 10**12
 """The most steps that a line of the log may count."""
 
 
+class Claimed(ConfigError):
+    """Report that another process trains, or has just trained, the run in a folder."""
+
+
 @dataclass(frozen=True)
 class Folder:
     """Read and write a run folder. docs/experiments.md lists what it holds."""
@@ -105,12 +109,12 @@ class Folder:
         try:
             lock.acquire(timeout=0)
         except Timeout:
-            raise ConfigError(f"another process is at the run in {self.path}.") from None
+            raise Claimed(f"another process is at the run in {self.path}.") from None
         try:
             if not self.exists:
                 files.write_json(self.path / CONFIG, settings.to_dict())
             elif differences(self.settings().to_dict(), settings.to_dict()) or self.finished:
-                raise ConfigError(
+                raise Claimed(
                     f"another process has just been at the run in {self.path}: "
                     f"see `cwy runs {self.path}`."
                 )
