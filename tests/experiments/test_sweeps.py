@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 import signal
 import subprocess
@@ -19,6 +20,7 @@ import torch
 from cwy.experiments import sweeps
 from cwy.experiments.engine import task
 from cwy.experiments.engine.config import ConfigError
+from cwy.experiments.engine.files import Damaged
 from cwy.experiments.nmt import networks, speed, stages, sweep
 from cwy.experiments.pool import ATTEMPTS, train
 from cwy.experiments.report import find_runs
@@ -319,6 +321,7 @@ def test_every_network_of_the_sweep_has_settings_that_exist():
         (("tune", "--networks", "lstm", "--set", "final_test=true"), "can't have final_test"),
         (("gate", "--set", " gate = false"), "--set can't have gate"),
         (("rate", "--set", "epochs=1"), "--set can't have epochs"),
+        (("rate", "--set", "lr=1e-4"), "--set can't have lr"),
         (
             ("decay", "--networks", "lstm", "--dropouts", "0.3", "--set", "dropout=0.5"),
             "--set can't have dropout",
@@ -479,6 +482,7 @@ def test_sweeps_in_one_folder_restore_at_once(tmp_path):
     [
         ("tune.jsonl", '{"run": 3'),
         ("tune.jsonl", "[]"),
+        ("tune.jsonl", "[" * 100_000),
         ("tuning/lstm-3/record.json", "{"),
         ("tuning/lstm-3/record.json", '{"config": {}}'),
         (".", "a file where the folder should be"),
@@ -503,6 +507,18 @@ def test_what_a_sweep_can_not_read_or_write_is_named_before_any_run(
     assert stopped.value.code == 2
     assert str(path) in capsys.readouterr().err
     assert path.read_text() == content
+
+
+@pytest.mark.parametrize("best", [None, {"value": "low"}, {"value": float("nan")}])
+def test_a_point_without_a_best_value_is_named(best, tmp_path):
+    (network,) = networks.BASELINES[:1]
+    (run, *_) = stages.trials([network])
+    config = sweeps.wanted(run, Place(tmp_path)).to_dict()
+    path = tmp_path / run.folder / "record.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(ENDED | {"config": config, "best": best}))
+    with pytest.raises(Damaged, match=re.escape(str(path))):
+        stages.losses(sweeps.Records(tmp_path), network, stages.FIRST_SEARCH)
 
 
 def test_a_warning_names_the_search_whose_point_a_network_takes(tmp_path, capsys):
@@ -604,7 +620,7 @@ def test_each_stage_plans_the_runs_of_the_records(tmp_path):
             assert config == {key: mine[key] for key in config}, folder
 
 
-def test_a_stage_keeps_its_other_runs_and_reports_failures(pairs, tmp_path, monkeypatch):
+def test_a_stage_keeps_its_other_runs_and_reports_failures(pairs, tmp_path, monkeypatch, capsys):
     def run(seed, *options):
         tiny = [one for one in TINY if not one.startswith("reflections")]
         settings = [f"--set={one}" for one in (f"file={pairs}", *tiny)]
@@ -618,6 +634,7 @@ def test_a_stage_keeps_its_other_runs_and_reports_failures(pairs, tmp_path, monk
     assert [(line["seed"], line["status"]) for line in found] == [(0, "finished"), (1, "finished")]
     with pytest.raises(SystemExit, match="runs that failed: 1"):
         run("1", "--set=lr=1e-4")
+    assert "goes on" not in capsys.readouterr().err, "the same command would fail again"
 
 
 @pytest.mark.gpu

@@ -82,10 +82,14 @@ def read(out: Path, run: Planned) -> dict[str, Any] | None:
     except files.Damaged as damage:
         raise files.Damaged(f"{damage} Delete its folder to train the run again.") from None
     except (KeyError, TypeError, ValueError) as error:
-        raise files.Damaged(
-            f"{path} is no record: {_reason(error)}. Delete its folder to train the run again."
-        ) from None
+        raise _no_record(path, error) from None
     return record
+
+
+def _no_record(path: Path, error: Exception) -> files.Damaged:
+    return files.Damaged(
+        f"{path} is no record: {_reason(error)}. Delete its folder to train the run again."
+    )
 
 
 @dataclass(frozen=True)
@@ -106,6 +110,19 @@ class Records:
         if record is not None or self._has_begun(run):
             return record
         return self._known(run, FINISHED)
+
+    def best(self, run: Planned) -> float | None:
+        """Return the best value of a run, or None if it has not finished.
+
+        A record without one raises.
+        """
+        record = self.finished(run)
+        if record is None:
+            return None
+        try:
+            return best_value(record)
+        except (KeyError, TypeError, ValueError) as error:
+            raise _no_record(self.out / run.folder / RECORD, error) from None
 
     def diverged(self, run: Planned) -> bool:
         """Return whether a run has diverged."""
@@ -188,7 +205,7 @@ def read_known(path: Path) -> dict[str, dict[str, Any]]:
         try:
             record = json.loads(text)
             _check_known(record)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise files.Damaged(f"{path}, line {number} is no record: {_reason(error)}.") from None
         if record["status"] != NOT_FINISHED:
             found[record["run"]] = record
@@ -365,7 +382,7 @@ def _by_run(path: Path) -> dict[str, Mapping[str, Any]]:
     try:
         made = [json.loads(text) for text in path.read_text("utf-8").splitlines()]
         return {line["run"]: line for line in made}
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise files.Damaged(
             f"{path} is damaged: a line of it is no record of a run. Delete the line, or the file."
         ) from None

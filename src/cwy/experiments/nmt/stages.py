@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..sweeps import Planned, Records, best_value
+from ..sweeps import Planned, Records
 from . import recipes
 from .networks import (
     BASELINES,
@@ -65,6 +65,8 @@ orthogonal ones, and one for these."""
 
 SMALL = "embedding_scale=0.05"
 WARM = "warmup=1000"
+PAPER_SETTINGS = ("epochs", "lr", "orthogonal_lr", "optimizer")
+"""What the stages at the paper's learning rate keep."""
 RESCUES: dict[str, tuple[str, ...]] = {
     "plain": (),
     "small": (SMALL,),
@@ -197,9 +199,9 @@ def losses(records: Records, network: Network, search: Search) -> dict[int, floa
     found = {}
     for number in range(network.points):
         run = _trial(network, number, search)
-        record = records.finished(run)
-        if record is not None:
-            found[number] = best_value(record)
+        best = records.best(run)
+        if best is not None:
+            found[number] = best
         elif records.diverged(run):
             found[number] = math.inf
     return found
@@ -416,9 +418,9 @@ STAGES: dict[str, Stage] = {
         search=FIRST_SEARCH,
         searched=NETWORKS,
     ),
-    "rate": Stage(lambda chosen: rescues(RESCUES, epochs=3), fixed=("epochs",)),
+    "rate": Stage(lambda chosen: rescues(RESCUES, epochs=3), fixed=PAPER_SETTINGS),
     "best-rate": Stage(
-        lambda chosen: rescues(chosen.rescues, EPOCHS), ("rescues",), fixed=("epochs",)
+        lambda chosen: rescues(chosen.rescues, EPOCHS), ("rescues",), fixed=PAPER_SETTINGS
     ),
     "start": Stage(lambda chosen: starts()),
     "decay": Stage(

@@ -368,7 +368,7 @@ def main() -> None:
     except (ConfigError, Damaged) as error:
         parser.error(str(error))
     except OSError as error:
-        parser.error(f"cannot write to the folder {given.out}: {error.strerror}.")
+        parser.error(f"cannot write to {error.filename or given.out}: {error.strerror}.")
     _warn_of_unfinished(stage, chosen, records)
     if differing:
         print(f"Warning: the search has other settings. {count_of(differing)}", file=sys.stderr)
@@ -379,7 +379,7 @@ def main() -> None:
         sys.exit(stopped.status)
     finally:
         merge(merged, lines(given.out, runs))
-    _print_count(lines(given.out, runs))
+    _print_left(lines(given.out, runs), failures)
     if failures:
         sys.exit(f"runs that failed: {failures}. The lines above state why.")
     try:
@@ -389,11 +389,11 @@ def main() -> None:
         sys.exit(str(error))
 
 
-def _print_count(made: Sequence[Mapping[str, Any]]) -> None:
-    """Print how many runs have not ended, if any."""
+def _print_left(made: Sequence[Mapping[str, Any]], failures: int) -> None:
+    """Print how many runs have neither ended nor failed, if any."""
     statuses = Counter(line["status"] for line in made)
-    left = statuses[NOT_FINISHED]
-    if left:
+    left = statuses[NOT_FINISHED] - failures
+    if left > 0:
         print(
             f"Of {len(made)} runs {left} have not ended. The same command goes on.", file=sys.stderr
         )
