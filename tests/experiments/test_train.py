@@ -227,13 +227,10 @@ def test_the_golden_curve(name, tmp_path):
     [
         ((), {"lrr": 1}, "unknown setting 'lrr'. Did you mean 'lr'"),
         (("--device", "cuda:77"), {}, "--device cuda:77 can't be used"),
-        (
-            ("--method", "lstm"),
-            {"reflections": 3},
-            "which lstm is not. Set reflections=none.",
-        ),
+        (("--method", "lstm"), {"reflections": 3}, "lstm has none. Set reflections=none."),
         (("--method", "lstm"), {"nonlinearity": "relu"}, "nonlinearity must be 'tanh' for lstm"),
         (("--method", "exprnn"), {"base_every": 3}, "base_every is a setting of dtriv"),
+        (("--method", "scornn"), {"reflections": 3}, "scornn has none. Set reflections=none."),
     ],
 )
 def test_a_mistake_is_one_line_and_leaves_nothing(more, settings, message, tmp_path):

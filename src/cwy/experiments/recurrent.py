@@ -178,6 +178,13 @@ def check_baseline(method: str, config: RecurrentConfig) -> None:
         )
 
 
+def _has_reflections(method: str) -> bool:
+    """Return whether a method has a number of reflections."""
+    if method in BASELINES:
+        return False
+    return "reflections" in signature(METHODS[method].build).parameters
+
+
 class RecurrentTask(Task[RecurrentConfig]):
     """Train :class:`Recurrent` by any square method, or a baseline."""
 
@@ -188,6 +195,11 @@ class RecurrentTask(Task[RecurrentConfig]):
             raise ConfigError(
                 f"base_every is a setting of dtriv, and the method is {method}. "
                 "Set base_every=none."
+            )
+        if self.config.reflections is not None and not _has_reflections(method):
+            raise ConfigError(
+                f"reflections is a setting of methods such as cwy, and {method} has none. "
+                "Set reflections=none."
             )
 
     @classmethod
@@ -201,11 +213,9 @@ class RecurrentTask(Task[RecurrentConfig]):
         unused = super().unused
         if method != "dtriv":
             unused.add("base_every")
-        if method in BASELINES:
-            unused.add("reflections")
-            if method != "rnn":
-                unused.update(("init", "nonlinearity"))
-        elif "reflections" not in signature(METHODS[method].build).parameters:
+        if method in BASELINES and method != "rnn":
+            unused.update(("init", "nonlinearity"))
+        if not _has_reflections(method):
             unused.add("reflections")
         return unused
 
