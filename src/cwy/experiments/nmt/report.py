@@ -53,6 +53,8 @@ LIKE = (
     "hidden_size",
     "embedding_size",
     "batch_size",
+    "optimizer",
+    "init",
     "nonlinearity",
     "file",
     "columns",
