@@ -285,8 +285,14 @@ def test_translations_come_with_what_must_be_known(trained, tmp_path, capsys):
     assert "line 3 of the input is not UTF-8: byte 0xed at 1. Convert it first." in " ".join(
         done.stderr.split()
     )
-    said(capsys, trained, "Mi perro.", attention=picture)
+    _, notes = said(capsys, trained, "Mi perro.", attention=picture)
+    assert not any("font" in note for note in notes)
     assert imread(picture).std() > 0.05
+    _, notes = said(capsys, trained, "Mi \N{CJK UNIFIED IDEOGRAPH-6211}.", attention=picture)
+    assert any("font" in note for note in notes), "a character of no font here is a box"
+    long = "a" * 100_000
+    _, notes = said(capsys, trained, long)
+    assert len("".join(notes)) < 300, "an unknown word is cut"
 
 
 def test_what_can_not_translate_says_why(whole, trained, tmp_path):
@@ -384,6 +390,11 @@ def test_weights_that_do_not_know_their_file_are_gone_on_with(pairs):
     model.load_state_dict(old)
     with pytest.raises(ConfigError, match="belong to other data"):
         model.load_state_dict(state)
+
+
+def test_a_file_below_an_unknown_home_is_a_path_like_others():
+    found = task.settings("nmt/small", assignments=("file=~nobody-here/pairs.tsv",)).config.file
+    assert found == str(Path.cwd() / "~nobody-here" / "pairs.tsv")
 
 
 def test_a_recipe_may_be_named_after_a_method():
@@ -497,6 +508,7 @@ def test_the_report_holds_times_against_the_lstm_and_the_paper(tmp_path):
             "reflections": 128 if method == "cwy" else None,
         }
         config |= {"batch_size": 64, "columns": "2-1", "pairs": None}
+        config |= {"optimizer": "adam", "init": "random" if method == "cwy" else None}
         config |= {"nonlinearity": "abs" if method == "cwy" else "tanh"}
         rows = []
         for epoch in range(1, 11):
@@ -516,6 +528,8 @@ def test_the_report_holds_times_against_the_lstm_and_the_paper(tmp_path):
     for other in (
         {"nonlinearity": "tanh"},
         {"columns": "1-2"},
+        {"optimizer": "sgd"},
+        {"init": "identity"},
         {"pairs": 9000},
         {"validation": 0.1},
         {"gate": True},

@@ -161,10 +161,10 @@ class Folder:
         best = self.path / BEST
         if best.exists():
             return read_weights(best)
-        if self._had_best():
-            say(f"{best} is missing: the network is that of the end, and not the best one.")
         last = self.path / WEIGHTS
         if last.exists():
+            if self._had_best():
+                say(f"{best} is missing: the network is that of the end, and not the best one.")
             return read_weights(last)
         content = checkpoint.last(self.checkpoints, say)
         if not content:

@@ -94,7 +94,8 @@ def meanings(config: type[Config]) -> dict[str, str]:
             names, _, text = entry.strip().partition(": ")
             for name in names.split(", "):
                 # A role of the documentation, such as :func:`cwy.orthogonal`, is its name here.
-                found[name] = re.sub(r":\w+:`~?([^`]*)`", r"\1", " ".join(text.split()))
+                plain = re.sub(r":\w+:`~?([^`]*)`", r"\1", " ".join(text.split()))
+                found[name] = plain.replace("``", "")
     return {field.name: found[field.name] for field in fields(config)}
 
 

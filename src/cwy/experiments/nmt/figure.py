@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,8 +11,12 @@ from torch import Tensor
 
 def attention_map(
     weights: Tensor, source: Sequence[str], target: Sequence[str], path: Path
-) -> None:
-    """Draw ``weights (T, S)``, one row per word of the translation, to a PNG, SVG or PDF file."""
+) -> bool:
+    """Draw ``weights (T, S)``, one row per word of the translation, to a PNG, SVG or PDF file.
+
+    Returns:
+        Whether the font of the figure has every character.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(
@@ -28,4 +33,7 @@ def attention_map(
     axes.xaxis.set_label_position("top")
     axes.set_xlabel("source")
     figure.colorbar(image, label="attention", shrink=0.8)
-    figure.savefig(path, dpi=160)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        figure.savefig(path, dpi=160)
+    return not any("missing from font" in str(warning.message) for warning in caught)

@@ -24,6 +24,8 @@ from .text import END, SPECIAL, START, Vocabulary, Words, words
 
 NOTED_WORDS = 10
 """The most unknown words in a note on a sentence."""
+LONGEST_WORD = 40
+"""The most letters of each of them."""
 
 Say = Callable[[str], object]
 
@@ -75,7 +77,7 @@ class Interpreter:
         notes = []
         unknown = [word for word in dict.fromkeys(sentence) if word not in vocabularies.source]
         if unknown:
-            shown = ", ".join(unknown[:NOTED_WORDS])
+            shown = ", ".join(word[:LONGEST_WORD] for word in unknown[:NOTED_WORDS])
             if len(unknown) > NOTED_WORDS:
                 shown += f" and {len(unknown) - NOTED_WORDS} more"
             notes.append(f"not known: {shown}")
@@ -95,15 +97,15 @@ class Interpreter:
         return Translated(sentence, vocabularies.target.text(target), notes)
 
     @torch.no_grad()
-    def draw(self, translation: Translated, path: Path) -> None:
-        """Draw the attention of each word of a translation."""
+    def draw(self, translation: Translated, path: Path) -> bool:
+        """Draw the attention of each word of a translation. Return whether the font has them."""
         vocabularies = self.model.vocabularies
         target = tuple(translation.target.split())
         source = self._tensor(vocabularies.source.numbers(translation.source))
         given = self._tensor([START, *vocabularies.target.numbers(target)[:-1]])
         weights = self.model.attention(source, given)
         shown = [_shown(word, vocabularies.source) for word in translation.source]
-        attention_map(
+        return attention_map(
             weights[0].cpu(),
             source=[*shown, SPECIAL[END]],
             target=[*target, SPECIAL[END]],

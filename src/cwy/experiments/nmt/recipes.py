@@ -5,10 +5,10 @@ Those of the paper begin with ``paper`` and are never edited.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Self
 
 from ..engine.config import ConfigError
@@ -36,7 +36,7 @@ class NmtConfig(RecurrentConfig):
         embedding_size: features per word.
         embedding_scale: standard deviation of the initial embeddings.
         input_scale: factor of the initial input maps of encoder and decoder. In an LSTM and a GRU
-            it scales the maps of the gates, too. The maps of the setting ``gate`` are not scaled.
+            it scales the maps of the gates, too. Those of the gate are not scaled.
         input_bias: whether the recurrences have a bias.
         zero_readout: whether the readout starts at zero.
         gate: whether a gate mixes each new state with the old one. For orthogonal methods and
@@ -102,8 +102,8 @@ class NmtConfig(RecurrentConfig):
         made = super().with_settings(assignments)
         if made.file is None:
             return made
-        # The run may be resumed from another folder.
-        return replace(made, file=str(Path(made.file).expanduser().absolute()))
+        # The run may be resumed from another folder. An unknown home stays as it is.
+        return replace(made, file=os.path.abspath(os.path.expanduser(made.file)))
 
 
 def paper(method: str, reflections: int | None = None) -> NmtConfig:

@@ -52,8 +52,10 @@ def translate(
             say(f"{beginning!r}: {note}.")
         print(translation.target, flush=True)
         if attention is not None:
-            _draw(interpreter, translation, attention)
+            has_font = _draw(interpreter, translation, attention)
             say(f"the attention: {attention}")
+            if not has_font:
+                say("the font of the figure lacks some characters, which are boxes there.")
 
 
 def _print_held_out(interpreter: Interpreter, count: int, beams: int) -> None:
@@ -62,11 +64,12 @@ def _print_held_out(interpreter: Interpreter, count: int, beams: int) -> None:
         print(f"{number}\t{source}\t{pair.translation.target}\t{pair.reference}")
 
 
-def _draw(interpreter: Interpreter, translation: Translated, path: Path) -> None:
+def _draw(interpreter: Interpreter, translation: Translated, path: Path) -> bool:
+    """Draw the attention. Return whether the font has every character."""
     if not translation.source:
         raise ConfigError("--attention: the sentence has no words, so there is nothing to draw.")
     try:
-        interpreter.draw(translation, path)
+        return interpreter.draw(translation, path)
     except OSError as error:
         raise ConfigError(f"cannot write --attention {path}: {error.strerror}.") from error
 
