@@ -62,7 +62,11 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
         reproduced,
         translation.at_recipe,
         translation.common_best,
+        translation.lower_points,
         translation.of_lstm,
+        translation.padded_share,
+        translation.padded_to_longest,
+        translation.paper_per_word,
         translation.parameters_of_lstm,
         translation.recipe_to_best_epoch,
         translation.searched,
@@ -71,6 +75,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
         translation.to_loss_by_seed,
         translation.to_loss_of_lstm,
         translation.tuned,
+        translation.uniform_loss,
         values.goal,
         values.later_step,
         values.line,
@@ -85,6 +90,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
         values.swept,
         values.swept_last,
         values.swept_seeds,
+        values.swept_test,
         values.us,
     )
 }

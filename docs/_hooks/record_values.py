@@ -222,6 +222,11 @@ def swept_last(file: str, run: str, metric: str) -> Values:
     return Values(tuple(one["final"]["validation"][metric] for one in found))
 
 
+def swept_test(file: str, run: str, metric: str) -> Values:
+    """Return a metric of test pairs, of runs of a sweep that differ by their seed."""
+    return Values(tuple(one["final"]["test"][metric] for one in _swept_seeds(file, run)))
+
+
 def quoted(file: str, where: str, number: str) -> str:
     """Return a number that stands, as it is written, in a line of a text under results/bench.
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean
 
-from record_values import NumberError, Runs, line, lines_of, lowest, runs
+from record_values import NumberError, Runs, fixed, line, lines_of, lowest, record, runs
 
 PACE = "h200/translation-pace"
 """The file with the times of translation's training steps."""
@@ -22,6 +23,32 @@ def step_ms(
 def tuned(network: str) -> Runs:
     """Return the final runs of a network at its best point of the first search."""
     return runs(f"nmt/tuned-{network}-seed*")
+
+
+def padded_share() -> float:
+    """Return the padded loss of trained networks as a part of their loss per word."""
+    tests = [
+        one["final"]["test"] for one in lines_of("cpu-1-thread/translation-final-small").values()
+    ]
+    return mean(test["padded_loss"] / test["loss"] for test in tests)
+
+
+def paper_per_word(perplexity: str) -> str:
+    """Write a perplexity of the paper, 2^loss, as nats per word. Its padding is taken off."""
+    return fixed(math.log2(float(perplexity)) / padded_share(), 2)
+
+
+def padded_to_longest(perplexity: str) -> str:
+    """Write the same if the paper pads every target to the longest of the corpus."""
+    final = record("nmt/tuned-lstm-seed0", "final", "validation")
+    share = final["paper_loss"] / final["loss"]
+    return fixed(math.log2(float(perplexity)) / share, 1)
+
+
+def uniform_loss() -> str:
+    """Write the loss of a guess among all English words, each equally likely."""
+    words = line("cpu-1-thread/translation-words", "words")["data"]["vocabulary"][1]
+    return fixed(math.log(words), 1)
 
 
 SEARCHED = {"float32": "nmt/float32-decay", "bfloat16": "nmt/tuned-decay"}
@@ -54,6 +81,17 @@ def common_best(networks: Sequence[str], setting: str) -> float:
     if len(points) != 1:
         raise NumberError(f"{', '.join(networks)} have no common best point.")
     return best[networks[0]]["config"][setting]
+
+
+def lower_points(network: str, other: str) -> str:
+    """Write at how many points of the search of small networks the first has the lower loss."""
+    found = lines_of("cpu-1-thread/translation-tune-small")
+    count = 0
+    for name, one in found.items():
+        point = name.removeprefix(f"tuning-small/{network}-")
+        if point != name:
+            count += lowest(one) < lowest(found[f"tuning-small/{other}-{point}"])
+    return str(count)
 
 
 def of_lstm(network: str, kind: str, precision: str, file: str = PACE) -> str:
