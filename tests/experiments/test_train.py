@@ -41,7 +41,7 @@ def test_a_sweep_makes_one_folder_a_run_skips_the_finished_and_tells_of_failures
     status, said = train(tmp_path, ("cwy", "exprnn"), (0, 1), **settings)
     assert status == 1
     assert (
-        "small-exprnn-L4-seed0 failed: orthogonal: method 'exprnn' has no option 'reflections'"
+        "small-exprnn-L4-seed0 failed: reflections is a setting of methods such as cwy, and exprnn"
         in said
     )
     assert sorted(path.name for path in tmp_path.iterdir()) == [
