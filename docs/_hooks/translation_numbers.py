@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean
 
-from record_values import NumberError, Runs, fixed, line, lines_of, lowest, record, runs
+from record_values import NumberError, Runs, line, lines_of, lowest, record, runs
 
 PACE = "h200/translation-pace"
 """The file with the times of translation's training steps."""
@@ -25,30 +25,39 @@ def tuned(network: str) -> Runs:
     return runs(f"nmt/tuned-{network}-seed*")
 
 
-def padded_share() -> float:
-    """Return the padded loss of trained networks as a part of their loss per word."""
-    tests = [
-        one["final"]["test"] for one in lines_of("cpu-1-thread/translation-final-small").values()
-    ]
-    return mean(test["padded_loss"] / test["loss"] for test in tests)
+FIRST_PAIRS = "cpu-1-thread/translation-first-pairs"
+"""The file about the first 100,000 pairs, on which the paper probably trained."""
+SPECIAL_WORDS = 4
+"""Entries of a vocabulary that are no words, such as padding."""
 
 
-def paper_per_word(perplexity: str) -> str:
-    """Write a perplexity of the paper, 2^loss, as nats per word. Its padding is taken off."""
-    return fixed(math.log2(float(perplexity)) / padded_share(), 2)
+def with_every_word(network: str, pairs: str = "the first pairs") -> float:
+    """Return the millions of parameters of a network that knows every word of some pairs."""
+    found = record(f"nmt/tuned-{network}-seed0")
+    every_word = line(FIRST_PAIRS, f"words of {pairs}")["words"]
+    sides = zip(every_word, found["data"]["vocabulary"], strict=True)
+    more_source, more_target = (words + SPECIAL_WORDS - known for words, known in sides)
+    embedding = found["config"]["embedding_size"]
+    # The readout has a row and a bias for each word of the target.
+    readout = found["config"]["hidden_size"] + 1
+    more = more_source * embedding + more_target * (embedding + readout)
+    return (found["parameters"] + more) / 1e6
 
 
-def padded_to_longest(perplexity: str) -> str:
-    """Write the same if the paper pads every target to the longest of the corpus."""
-    final = record("nmt/tuned-lstm-seed0", "final", "validation")
-    share = final["paper_loss"] / final["loss"]
-    return fixed(math.log2(float(perplexity)) / share, 1)
+def of_paper(perplexity: str, positions: str, unit: str = "nats") -> float:
+    """Return a perplexity of the paper, 2^loss, in nats per word of the first 100,000 pairs.
 
-
-def uniform_loss() -> str:
-    """Write the loss of a guess among all English words, each equally likely."""
-    words = line("cpu-1-thread/translation-words", "words")["data"]["vocabulary"][1]
-    return fixed(math.log(words), 1)
+    Args:
+        perplexity: of a mean over all positions.
+        positions: of each sentence, with its padding.
+        unit: of the loss, "nats" or "bits".
+    """
+    loss = math.log2(float(perplexity))
+    if unit == "bits":
+        loss *= math.log(2)
+    # The end of a sentence counts as a word.
+    words = line(FIRST_PAIRS, "words of the first pairs")["mean words"][1] + 1
+    return loss * float(positions) / words
 
 
 SEARCHED = {"float32": "nmt/float32-decay", "bfloat16": "nmt/tuned-decay"}

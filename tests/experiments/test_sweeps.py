@@ -76,7 +76,7 @@ def test_a_sweep_tunes_on_validation_pairs_and_tests_the_best_epoch(pairs, tmp_p
     by_epoch = [row["loss"] for row in rows if row["split"] == "validation"]
     assert len(by_epoch) == 3
     assert record["best"]["value"] == min(by_epoch)
-    assert {"loss", "bleu", "padded_loss"} <= record["final"]["test"].keys()
+    assert {"loss", "bleu", "paper_loss"} <= record["final"]["test"].keys()
     assert "was finished" in next(train([final], place, processes=1))
     other = replace(final, settings=(*final.settings, "lr=0.5"))
     assert "failed" in next(train([other], place, processes=1)), "its settings are others"

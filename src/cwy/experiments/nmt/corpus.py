@@ -18,8 +18,6 @@ from .text import SPECIAL, Vocabularies, Vocabulary, Words, words
 
 TEST = 0.2
 """The fraction of the pairs that is held out for the test."""
-PAPER_BATCH = 64
-"""Sentences of a batch in the paper."""
 
 
 class Pair(NamedTuple):
@@ -73,6 +71,12 @@ class Corpus:
             "longest": max(len(pair.source) for pair in self.train),
             "sha256": self.facts["sha256"],
         }
+
+    @property
+    def longest_target(self) -> int:
+        """Return the number of words of the longest target, with its end."""
+        pairs = [*self.train, *self.held_out, *self.test]
+        return 1 + max(len(pair.target) for pair in pairs)
 
 
 def load(config: NmtConfig, seed: int) -> Corpus:
@@ -166,10 +170,6 @@ def _word_facts(
         ],
         "mean words": [_mean_length(_sources(chosen)), _mean_length(_targets(chosen))],
         "most words": [max(map(len, _sources(chosen))), max(map(len, _targets(chosen)))],
-        "mean longest of a batch": [
-            _mean_longest(_sources(chosen)),
-            _mean_longest(_targets(chosen)),
-        ],
         "loss by word frequency": [
             frequency_loss(vocabularies.source, _sources(split.train), sources),
             frequency_loss(vocabularies.target, _targets(split.train), targets),
@@ -256,13 +256,6 @@ def _seen(sentences: Sequence[Words], train: Sequence[Words]) -> float:
     """Return the fraction of sentences that occur in training."""
     seen = set(train)
     return round(sum(sentence in seen for sentence in sentences) / len(sentences), 4)
-
-
-def _mean_longest(sentences: Sequence[Words]) -> float:
-    """Return the mean length of the longest sentence in a batch of the paper's size."""
-    lengths = [len(sentence) for sentence in sentences]
-    batches = [lengths[i : i + PAPER_BATCH] for i in range(0, len(lengths), PAPER_BATCH)]
-    return round(sum(map(max, batches)) / len(batches), 2)
 
 
 def _mean_length(sentences: Sequence[Words]) -> float:

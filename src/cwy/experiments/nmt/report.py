@@ -174,8 +174,8 @@ DESCRIPTIONS = {
         about="Sentences are translated by an encoder and a decoder with additive attention: "
         "Tatoeba's from Spanish into English, unless the settings name a file. "
         "Loss and perplexity are per word, in nats, with the words before given. "
-        "As we read the paper, its loss is a mean over positions, with each batch of 64 padded to "
-        "its longest target, and its perplexity is 2^loss. Newer runs have both. "
+        "As we read the paper's tables, its loss is a mean over targets padded to the longest of "
+        "the corpus, and its perplexity is 2^loss. The table has both. "
         "BLEU is of greedy translations, lower-case and without accents. "
         "All numbers are on test pairs: from the end of training, or, if there are validation "
         "pairs, from the epoch with the lowest loss on these. Runs that were not tested show "
@@ -191,8 +191,8 @@ DESCRIPTIONS = {
         columns=(
             Column("loss per word", _tested("loss"), "{:.3f}".format),
             Column("perplexity", _tested("perplexity"), "{:.4g}".format),
-            Column("loss, padded", _tested("padded_loss"), "{:.3f}".format),
-            Column("perplexity, padded", _tested("padded_perplexity"), "{:.4g}".format),
+            Column("loss as the paper counts", _tested("paper_loss"), "{:.3f}".format),
+            Column("perplexity as the paper counts", _tested("paper_perplexity"), "{:.4g}".format),
             Column("BLEU", _tested("bleu"), "{:.1f}".format),
             Column("energy in one direction", _tested("principal_share"), "{:.2f}".format),
             Column("parameters, M", _parameters, "{:.3g}".format),

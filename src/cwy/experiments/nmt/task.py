@@ -18,7 +18,7 @@ from ..engine.config import ConfigError
 from ..engine.task import Batch, Best, Settings
 from ..recurrent import BASELINES, RecurrentTask
 from .buckets import Bucket, PlannedBatch, count_batches, make_buckets, padded, plan
-from .corpus import PAPER_BATCH, Pair, load
+from .corpus import Pair, load
 from .decode import decode
 from .model import Translator
 from .recipes import RECIPES, NmtConfig
@@ -32,8 +32,8 @@ class Translation(RecurrentTask):
     Every epoch sees each training pair once, in batches of similar length. The seed draws the
     batches and the split.
 
-    An evaluation gives the loss per word and its perplexity. It also gives what we take for the
-    paper's measures: the loss over padded batches, and perplexity 2^loss. The last
+    An evaluation gives the loss per word and its perplexity. It also gives the paper's measures:
+    the loss over targets padded to the longest of the corpus, and perplexity 2^loss. The last
     evaluation of the test pairs adds BLEU of greedy translations by sacrebleu. The share of the
     states' energy along their principal direction shows how much the states differ. The change of
     the source embeddings is relative to the initial ones.
@@ -165,23 +165,23 @@ class Translation(RecurrentTask):
 
     def _measured(self, model: nn.Module, buckets: Sequence[Bucket]) -> dict[str, float]:
         """Return the losses over all pairs of some buckets."""
-        costs = []
-        lengths = []
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        words = torch.zeros((), dtype=torch.int64, device=self.device)
+        pairs = 0
         for bucket in buckets:
             for source, target in bucket.batches(self.config.test_batch_size):
                 self.heed()
-                costs.append(_costs(model, source, target).double())
-                lengths.append((target != PAD).sum(1))
-        every_cost = torch.cat(costs).cpu()
-        every_length = torch.cat(lengths).cpu()
-        loss = float(every_cost.sum() / every_length.sum())
-        padded = padded_loss(every_cost, every_length)
+                total += _costs(model, source, target).double().sum()
+                words += (target != PAD).sum()
+                pairs += len(target)
+        loss = float(total / words)
+        paper_loss = float(total) / (pairs * self.corpus.longest_target)
         return {
             "loss": loss,
             # Capped, so that a diverging run overflows no float.
             "perplexity": math.exp(min(loss, 500)),
-            "padded_loss": padded,
-            "padded_perplexity": 2 ** min(padded, 500),
+            "paper_loss": paper_loss,
+            "paper_perplexity": 2 ** min(paper_loss, 500),
         }
 
     def _bleu(self, model: nn.Module) -> float:
@@ -212,23 +212,6 @@ class Translation(RecurrentTask):
         if self.config.validation is None:
             return "test"
         return "validation"
-
-
-def padded_loss(costs: Tensor, lengths: Tensor) -> float:
-    """Return the loss per position of random batches, each padded to its longest target.
-
-    The batches are as large as the paper's, and positions of padding cost nothing. The order of
-    the targets decides which of them share a batch, and nothing else does.
-
-    Args:
-        costs: the cross-entropy of each target, on a CPU.
-        lengths: words of each target, with its end.
-    """
-    order = torch.randperm(len(costs), generator=torch.Generator().manual_seed(0))
-    losses = [
-        costs[rows].sum() / (len(rows) * lengths[rows].max()) for rows in order.split(PAPER_BATCH)
-    ]
-    return float(torch.stack(losses).mean())
 
 
 def _costs(model: nn.Module, source: Tensor, target: Tensor) -> Tensor:
