@@ -36,7 +36,7 @@ class NmtConfig(RecurrentConfig):
         embedding_size: features per word.
         embedding_scale: standard deviation of the initial embeddings.
         input_scale: factor of the initial input maps of encoder and decoder. In an LSTM and a GRU
-            it scales the maps of the gates, too. Those of the gate are not scaled.
+            it scales the maps of the gates, too. The maps of the setting ``gate`` are not scaled.
         input_bias: whether the recurrences have a bias.
         zero_readout: whether the readout starts at zero.
         gate: whether a gate mixes each new state with the old one. For orthogonal methods and

@@ -153,7 +153,7 @@ SMALL_SEARCH = Search(
     recipe="nmt/small",
     seed=SMALL_SEEDS[0],
 )
-"""Small networks, with one learning rate for all weights. So none has more to tune than another."""
+"""Small networks, with up to eight epochs and one learning rate for all weights."""
 
 
 def point(number: int, network: Network, search: Search = FIRST_SEARCH) -> tuple[str, ...]:
