@@ -36,4 +36,12 @@ def attention_map(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         figure.savefig(path, dpi=160)
-    return not any("missing from font" in str(warning.message) for warning in caught)
+    has_font = True
+    for warning in caught:
+        if "missing from font" in str(warning.message):
+            has_font = False
+        else:
+            warnings.warn_explicit(
+                warning.message, warning.category, warning.filename, warning.lineno
+            )
+    return has_font
